@@ -1,0 +1,2 @@
+//! The `outlast` program.
+fn main() {}

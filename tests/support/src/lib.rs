@@ -1,0 +1,1 @@
+//! A Pod as a test fixture.
