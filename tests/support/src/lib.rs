@@ -1,1 +1,45 @@
-//! A Pod as a test fixture.
+//! A Pod as a test fixture: two network namespaces joined by a veth, istio-init's redirection rules, a sidecar
+//! (a real Envoy under a stand-in for pilot-agent) and an application as containers, kubelet's order of stopping,
+//! and clients that count what they lose.
+//!
+//! ```no_run
+//! use std::time::{Duration, Instant};
+//! let pod = pod::Pod::builder()
+//!     .sidecar(&["pilot-agent", "proxy", "sidecar"])
+//!     .application(&["--listen", "0.0.0.0:8080"])
+//!     .start()
+//!     .unwrap();
+//! let load = pod.load("http://10.9.0.2:8080/delay?ms=9000", pod::Pace::PerSecond(40));
+//! load.hear_at(Instant::now() + Duration::from_secs(2));
+//! let report = pod.stop(&pod::StopPlan::new(Duration::from_secs(30)));
+//! let lost = load.finish().iter().filter(|r| r.result.is_err()).count();
+//! ```
+//!
+//! Everything lives in namespaces that only the process's own descriptors keep alive: nothing is left on the host,
+//! however the process ends, and many Pods run side by side with the same addresses.
+
+// A fixture fails by panicking, and its callers are tests.
+#![allow(clippy::missing_panics_doc, clippy::missing_errors_doc, clippy::must_use_candidate)]
+
+mod client;
+mod container;
+pub mod envoy;
+pub mod http;
+mod kubelet;
+mod log;
+mod netns;
+mod pod;
+mod upstream;
+
+pub use client::{Load, Pace, Request, SlowReader};
+pub use container::{Exit, Process, Status};
+pub use kubelet::{ContainerReport, StopPlan, StopReport};
+pub use log::{Line, Log};
+pub use pod::{Builder, Pod};
+pub use upstream::{TlsUpstream, Upstream};
+
+/// The Pod's addresses, and those of the clients on the other end of its veth.
+pub const POD_V4: &str = "10.9.0.2";
+pub const POD_V6: &str = "fd00:9::2";
+pub const CLIENT_V4: &str = "10.9.0.1";
+pub const CLIENT_V6: &str = "fd00:9::1";

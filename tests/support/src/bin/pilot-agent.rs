@@ -1,0 +1,174 @@
+//! A stand-in for Istio's pilot-agent: `pilot-agent proxy sidecar …` runs Envoy and stops it as the real one does.
+//!
+//! `TERMINATION_DRAIN_DURATION_SECONDS` as Istio has it. `POD_INBOUND=8080=127.0.0.1:8080,…` and `POD_TLS_PORT=9443`
+//! stand for what the control plane would say.
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
+use nix::unistd::Pid;
+use pod::envoy::Bootstrap;
+use pod::http;
+use std::io::BufReader;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
+/// Of a request to Envoy's admin.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+enum Event {
+    Signal,
+    /// POST /drain.
+    Drain,
+    /// POST /quitquitquit.
+    Quit,
+    EnvoyGone,
+}
+
+fn main() -> ExitCode {
+    match agent() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pilot-agent: {error:#}");
+            ExitCode::from(255)
+        }
+    }
+}
+
+fn agent() -> Result<()> {
+    // Blocked before there is another thread, so that every thread has it so and only the one below takes them.
+    let mut stop = SigSet::empty();
+    stop.add(Signal::SIGTERM);
+    stop.add(Signal::SIGINT);
+    let mut before = SigSet::empty();
+    pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&stop), Some(&mut before))?;
+
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    ensure!(args.first().is_some_and(|a| a == "proxy"), "unknown command {args:?}");
+    let (events, inbox) = channel();
+    let sender = events.clone();
+    // Goes on after the first: later ones are swallowed.
+    thread::spawn(move || {
+        while stop.wait().is_ok() {
+            if sender.send(Event::Signal).is_err() {
+                break;
+            }
+        }
+    });
+    serve(TcpListener::bind("[::]:15020").context("15020")?, events.clone());
+    serve(TcpListener::bind("127.0.0.1:15004").context("15004")?, events.clone());
+    let envoy = start_envoy(before)?;
+    let pid = Pid::from_raw(envoy.id().cast_signed());
+    watch(envoy, events);
+
+    let mut drained = false;
+    for event in inbox {
+        match event {
+            Event::Drain => {
+                drain("/drain_listeners?inboundonly&graceful&skip_exit");
+                drained = true;
+            }
+            Event::Signal if drained => break,
+            Event::Signal => {
+                eprintln!("pilot-agent: draining");
+                drain("/drain_listeners?inboundonly&graceful");
+                thread::sleep(drain_duration()?);
+                break;
+            }
+            Event::Quit => break,
+            Event::EnvoyGone => {
+                eprintln!("pilot-agent: Envoy has exited");
+                return Ok(());
+            }
+        }
+    }
+    eprintln!("pilot-agent: killing Envoy");
+    let _ = kill(pid, Signal::SIGKILL);
+    Ok(())
+}
+
+fn drain_duration() -> Result<Duration> {
+    let seconds = std::env::var("TERMINATION_DRAIN_DURATION_SECONDS").unwrap_or_else(|_| "5".to_owned());
+    Ok(Duration::from_secs(seconds.parse().context("TERMINATION_DRAIN_DURATION_SECONDS")?))
+}
+
+fn drain(path: &str) {
+    match http::call("POST", ADMIN.into(), path, TIMEOUT) {
+        Ok(200) => {}
+        answer => eprintln!("pilot-agent: {path}: {answer:?}"),
+    }
+}
+
+fn start_envoy(mask: SigSet) -> Result<Child> {
+    let mut bootstrap = Bootstrap::default();
+    if let Ok(inbound) = std::env::var("POD_INBOUND") {
+        for pair in inbound.split(',') {
+            let (port, endpoint) = pair.split_once('=').context("POD_INBOUND")?;
+            bootstrap.inbound.push((port.parse()?, endpoint.parse()?));
+        }
+    }
+    if let Ok(port) = std::env::var("POD_TLS_PORT") {
+        bootstrap.tls_port = Some(port.parse()?);
+    }
+    let mut envoy = Command::new("/usr/local/bin/envoy");
+    envoy.arg("--config-yaml").arg(bootstrap.config().to_string());
+    // Istio's own flags, as far as they matter without discovery.
+    envoy.args(["--drain-time-s", "45", "--drain-strategy", "immediate", "--disable-hot-restart"]);
+    envoy.args(["--log-level", "warning", "--concurrency", "2"]);
+    // SAFETY: sigprocmask is async-signal-safe.
+    unsafe {
+        envoy.pre_exec(move || Ok(pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)?));
+    }
+    envoy.spawn().context("cannot start Envoy")
+}
+
+/// Reaps Envoy, and nothing else, as the real one.
+fn watch(mut envoy: Child, events: Sender<Event>) {
+    thread::spawn(move || {
+        let _ = envoy.wait();
+        let _ = events.send(Event::EnvoyGone);
+    });
+}
+
+fn serve(listener: TcpListener, events: Sender<Event>) {
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let events = events.clone();
+            thread::spawn(move || answer(stream, &events));
+        }
+    });
+}
+
+fn answer(stream: TcpStream, events: &Sender<Event>) -> std::io::Result<()> {
+    let local = stream.peer_addr()?.ip().to_canonical().is_loopback();
+    let mut to = stream.try_clone()?;
+    let mut from = BufReader::new(stream);
+    loop {
+        let request = http::read(&mut from)?;
+        let (status, event) = match request.request() {
+            ("GET", "/healthz/ready") => (readiness(), None),
+            (_, "/quitquitquit" | "/drain") if !local => ("403 Forbidden", None),
+            ("POST", "/quitquitquit") => ("200 OK", Some(Event::Quit)),
+            ("POST", "/drain") => ("200 OK", Some(Event::Drain)),
+            (_, "/quitquitquit" | "/drain") => ("405 Method Not Allowed", None),
+            _ => ("404 Not Found", None),
+        };
+        http::respond(&mut to, status, b"")?;
+        if let Some(event) = event {
+            let _ = events.send(event);
+        }
+        if request.close {
+            return Ok(());
+        }
+    }
+}
+
+fn readiness() -> &'static str {
+    let admin: SocketAddr = ADMIN.into();
+    let ready = http::call("GET", admin, "/ready", TIMEOUT).is_ok_and(|status| status == 200);
+    if ready { "200 OK" } else { "503 Service Unavailable" }
+}

@@ -1,0 +1,319 @@
+//! Clients in the client's namespace. Each records what it was promised and what it got.
+
+use crate::http;
+use crate::pod::Pod;
+use nix::sched::{CloneFlags, setns};
+use socket2::{Domain, Socket, Type};
+use std::io::{self, BufReader, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long a client waits for a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How often a client that waits for bytes looks whether the Pod is gone.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// One request as its client saw it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub started: Instant,
+    pub ended: Instant,
+    /// The length of the answer's body, or why there was none.
+    pub result: Result<usize, String>,
+}
+
+/// Which clients make a load.
+#[derive(Clone, Copy, Debug)]
+pub enum Pace {
+    /// So many new requests a second, each on a connection of its own, however long the answers take.
+    PerSecond(u32),
+    /// So many clients with a kept-alive connection and five requests a second each. They open a new connection when
+    /// the answer says `connection: close`.
+    KeepAlive(u32),
+}
+
+/// Clients that make requests until they hear of the Pod's removal.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    addr: SocketAddr,
+    path: String,
+    /// When the clients hear of the Pod's removal, as far as that is known.
+    hear_at: Mutex<Option<Instant>>,
+    heard: Condvar,
+    gone: Arc<AtomicBool>,
+    done: Mutex<Vec<Request>>,
+    in_flight: AtomicUsize,
+    changed: Condvar,
+}
+
+impl Load {
+    /// The clients make no new request from then on.
+    pub fn hear_at(&self, at: Instant) {
+        *self.shared.hear_at.lock().unwrap() = Some(at);
+        self.shared.heard.notify_all();
+    }
+
+    /// Waits until `count` requests are on their way or answered.
+    pub fn wait_started(&self, count: usize, at_most: Duration) -> bool {
+        let done = self.shared.done.lock().unwrap();
+        let few =
+            |done: &mut Vec<Request>| done.len() + self.shared.in_flight.load(Ordering::Relaxed) < count;
+        !self.shared.changed.wait_timeout_while(done, at_most, few).unwrap().1.timed_out()
+    }
+
+    /// Waits for the last answers. Without `hear_at` the clients hear of the removal now.
+    pub fn finish(self) -> Vec<Request> {
+        self.shared.hear_at.lock().unwrap().get_or_insert_with(Instant::now);
+        self.shared.heard.notify_all();
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+        let mut done = self.shared.done.lock().unwrap();
+        let busy = |_: &mut Vec<Request>| self.shared.in_flight.load(Ordering::Relaxed) > 0;
+        done = self.shared.changed.wait_while(done, busy).unwrap();
+        let mut done = std::mem::take(&mut *done);
+        done.sort_by_key(|request| request.started);
+        done
+    }
+}
+
+impl Shared {
+    /// Waits until `due`; false if the clients hear of the removal first.
+    fn wait_until(&self, due: Instant) -> bool {
+        let mut hear_at = self.hear_at.lock().unwrap();
+        loop {
+            let now = Instant::now();
+            if hear_at.is_some_and(|at| at <= now) {
+                return false;
+            }
+            if due <= now {
+                return true;
+            }
+            let until = hear_at.map_or(due, |at| at.min(due));
+            hear_at = self.heard.wait_timeout(hear_at, until - now).unwrap().0;
+        }
+    }
+
+    /// In flight is counted under the lock of `done`, so that a waiter misses neither.
+    fn begin(&self) -> Instant {
+        let _done = self.done.lock().unwrap();
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_all();
+        Instant::now()
+    }
+
+    fn end(&self, started: Instant, result: io::Result<usize>) {
+        let result = result.map_err(|error| error.to_string());
+        let mut done = self.done.lock().unwrap();
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        done.push(Request { started, ended: Instant::now(), result });
+        self.changed.notify_all();
+    }
+
+    fn one(&self, keep: &mut Option<Connection>) -> io::Result<usize> {
+        let mut connection = match keep.take() {
+            Some(connection) => connection,
+            None => Connection::open(self.addr, &self.gone)?,
+        };
+        let (body, close) = connection.get(&self.path)?;
+        if !close {
+            *keep = Some(connection);
+        }
+        Ok(body)
+    }
+
+    fn open_loop(self: &Arc<Self>, per_second: u32) {
+        let pause = Duration::from_secs(1) / per_second;
+        let mut due = Instant::now();
+        while self.wait_until(due) {
+            due += pause;
+            let (shared, started) = (Arc::clone(self), self.begin());
+            let thread = thread::Builder::new().stack_size(128 * 1024);
+            let request = move || {
+                let result = shared.one(&mut None);
+                shared.end(started, result);
+            };
+            thread.spawn(request).expect("a thread");
+        }
+    }
+
+    fn keep_alive(&self) {
+        let mut connection = None;
+        let mut due = Instant::now();
+        while self.wait_until(due) {
+            due += Duration::from_millis(200);
+            let started = self.begin();
+            let result = self.one(&mut connection);
+            self.end(started, result);
+        }
+    }
+}
+
+impl Pod {
+    /// Starts clients of `url`, such as `http://10.9.0.2:8080/delay?ms=9000`.
+    pub fn load(&self, url: &str, pace: Pace) -> Load {
+        let (addr, path) = http::parse(url).expect("http://ADDRESS:PORT/path");
+        let shared = Arc::new(Shared {
+            addr,
+            path: path.to_owned(),
+            hear_at: Mutex::default(),
+            heard: Condvar::new(),
+            gone: Arc::clone(&self.gone),
+            done: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            changed: Condvar::new(),
+        });
+        let shared_by = || Arc::clone(&shared);
+        let threads = match pace {
+            Pace::PerSecond(n) => {
+                let shared = shared_by();
+                vec![self.client_thread(move || shared.open_loop(n))]
+            }
+            Pace::KeepAlive(clients) => (0..clients)
+                .map(|_| shared_by())
+                .map(|s| self.client_thread(move || s.keep_alive()))
+                .collect(),
+        };
+        Load { shared, threads }
+    }
+
+    /// Starts a GET of `url` whose answer is read at `rate` bytes a second through a small receive buffer.
+    pub fn slow_reader(&self, url: &str, rate: u32) -> SlowReader {
+        let (addr, path) = http::parse(url).expect("http://ADDRESS:PORT/path");
+        let (path, gone) = (path.to_owned(), Arc::clone(&self.gone));
+        let connect = || -> io::Result<Connection> {
+            let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+            // Before the handshake, for it sets the window's scale.
+            socket.set_recv_buffer_size(16 * 1024)?;
+            socket.connect_timeout(&addr.into(), CONNECT)?;
+            Connection::new(socket.into(), addr, &gone)
+        };
+        let mut connection = self.client.run(connect).expect("the slow client connects");
+        let port = connection.port;
+        let started = Instant::now();
+        http::get(&mut connection.to, addr, &path).expect("the slow client asks");
+        let thread = thread::spawn(move || {
+            let result = connection.read_slowly(rate).map_err(|error| error.to_string());
+            Request { started, ended: Instant::now(), result }
+        });
+        SlowReader { port, thread }
+    }
+
+    /// A thread in the client's namespace.
+    pub(crate) fn client_thread<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let netns = self.client.file();
+        thread::spawn(move || {
+            setns(&*netns, CloneFlags::CLONE_NEWNET).expect("setns");
+            f()
+        })
+    }
+}
+
+/// A client that reads slowly.
+#[derive(Debug)]
+pub struct SlowReader {
+    /// Its local port.
+    pub port: u16,
+    thread: JoinHandle<Request>,
+}
+
+impl SlowReader {
+    /// Waits for the answer's end or the Pod's.
+    pub fn finish(self) -> Request {
+        self.thread.join().unwrap()
+    }
+}
+
+struct Connection {
+    addr: SocketAddr,
+    port: u16,
+    to: TcpStream,
+    from: BufReader<Patient>,
+}
+
+/// Waits for bytes as long as the Pod's network exists.
+struct Patient {
+    stream: TcpStream,
+    gone: Arc<AtomicBool>,
+}
+
+impl Read for Patient {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            // Looked at before the read: what had arrived by then is still delivered.
+            let gone = self.gone.load(Ordering::Relaxed);
+            match self.stream.read(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !gone => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(io::Error::other("cut: the Pod's network is gone"));
+                }
+                done => return done,
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn open(addr: SocketAddr, gone: &Arc<AtomicBool>) -> io::Result<Self> {
+        Self::new(TcpStream::connect_timeout(&addr, CONNECT)?, addr, gone)
+    }
+
+    fn new(stream: TcpStream, addr: SocketAddr, gone: &Arc<AtomicBool>) -> io::Result<Self> {
+        stream.set_read_timeout(Some(LOOK))?;
+        let (port, to) = (stream.local_addr()?.port(), stream.try_clone()?);
+        // A large read would open the window in one step.
+        let from = BufReader::with_capacity(4096, Patient { stream, gone: Arc::clone(gone) });
+        Ok(Self { addr, port, to, from })
+    }
+
+    /// The length of the answer's body, and whether the connection ends with it.
+    fn get(&mut self, path: &str) -> io::Result<(usize, bool)> {
+        http::get(&mut self.to, self.addr, path)?;
+        let answer = http::read(&mut self.from)?;
+        if answer.status() == 200 {
+            Ok((answer.body.len(), answer.close))
+        } else {
+            Err(io::Error::other(answer.start))
+        }
+    }
+
+    fn read_slowly(self, rate: u32) -> io::Result<usize> {
+        let mut paced =
+            BufReader::with_capacity(4096, Paced { inner: self.from, rate, owed: Instant::now() });
+        let answer = http::read(&mut paced)?;
+        let _ = self.to.shutdown(std::net::Shutdown::Both);
+        Ok(answer.body.len())
+    }
+}
+
+/// Passes on `rate` bytes a second, at most 4096 at once.
+struct Paced {
+    inner: BufReader<Patient>,
+    rate: u32,
+    owed: Instant,
+}
+
+impl Read for Paced {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        thread::sleep(self.owed.saturating_duration_since(Instant::now()));
+        let most = buf.len().min(4096);
+        let got = self.inner.read(&mut buf[..most])?;
+        // A pause of the sender's is not made up for by more than this one read.
+        self.owed = self.owed.max(Instant::now());
+        let got_u32 = u32::try_from(got).unwrap_or(u32::MAX);
+        self.owed += Duration::from_secs(1) * got_u32 / self.rate;
+        Ok(got)
+    }
+}

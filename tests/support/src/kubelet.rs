@@ -1,0 +1,105 @@
+//! Stopping a Pod as kubelet does.
+
+use crate::container::{Exit, Process};
+use crate::pod::Pod;
+use nix::sys::signal::Signal;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Kubelet's least time between the stop signal and SIGKILL.
+const LEAST: Duration = Duration::from_secs(2);
+
+/// How a Pod is to be stopped.
+#[derive(Clone, Debug)]
+pub struct StopPlan {
+    /// The Pod's terminationGracePeriodSeconds.
+    pub grace: Duration,
+    /// The sidecar's preStop hook.
+    pub hook: Option<Vec<String>>,
+    /// The sidecar gets a second stop signal so long after the first.
+    pub repeat: Option<Duration>,
+}
+
+impl StopPlan {
+    /// Without a hook.
+    pub fn new(grace: Duration) -> Self {
+        Self { grace, hook: None, repeat: None }
+    }
+
+    /// With a preStop hook in the sidecar.
+    #[must_use]
+    pub fn hook(mut self, argv: &[&str]) -> Self {
+        self.hook = Some(argv.iter().map(ToString::to_string).collect());
+        self
+    }
+}
+
+/// How one container stopped.
+#[derive(Clone, Debug)]
+pub struct ContainerReport {
+    /// The hook's end; none if there was no hook, or it outlived the grace period.
+    pub hook: Option<Exit>,
+    /// When the stop signal was sent.
+    pub signalled: Instant,
+    pub exit: Exit,
+    /// SIGKILL was needed.
+    pub killed: bool,
+}
+
+/// How a Pod stopped.
+#[derive(Clone, Debug)]
+pub struct StopReport {
+    pub started: Instant,
+    pub sidecar: ContainerReport,
+    pub application: Option<ContainerReport>,
+}
+
+impl StopReport {
+    /// Seconds by which the sidecar outlived the application; negative if it went first.
+    pub fn outlived(&self) -> Option<f64> {
+        let (sidecar, application) = (self.sidecar.exit.at, self.application.as_ref()?.exit.at);
+        let after = sidecar.saturating_duration_since(application).as_secs_f64();
+        Some(after - application.saturating_duration_since(sidecar).as_secs_f64())
+    }
+}
+
+impl Pod {
+    /// Stops both containers at once: hook, signal, SIGKILL at the end of the grace period. When the last one has
+    /// exited the Pod's network is taken away at once.
+    pub fn stop(&self, plan: &StopPlan) -> StopReport {
+        let started = Instant::now();
+        let without = StopPlan { hook: None, repeat: None, ..plan.clone() };
+        self.log().push("kubelet", format!("stop, grace period {:?}", plan.grace));
+        let (sidecar, application) = thread::scope(|s| {
+            let sidecar = s.spawn(|| self.stop_container(self.sidecar(), plan, started));
+            let application =
+                self.application().map(|a| s.spawn(|| self.stop_container(a, &without, started)));
+            (sidecar.join().unwrap(), application.map(|a| a.join().unwrap()))
+        });
+        self.part();
+        StopReport { started, sidecar, application }
+    }
+
+    fn stop_container(&self, container: &Process, plan: &StopPlan, started: Instant) -> ContainerReport {
+        let left = || plan.grace.saturating_sub(started.elapsed());
+        // A hook that cannot be started is a failed hook: the stop goes on.
+        let hook = plan.hook.as_ref().and_then(|argv| self.start_hook(argv).ok());
+        let hook_exit = hook.as_ref().and_then(|hook| hook.wait(left()));
+        let signalled = Instant::now();
+        container.signal(Signal::SIGTERM);
+        let kill_at = signalled + left().max(LEAST);
+        if let Some(after) = plan.repeat
+            && container.wait(after).is_none()
+        {
+            container.signal(Signal::SIGTERM);
+        }
+        let exit = container.wait(kill_at.saturating_duration_since(Instant::now()));
+        let killed = exit.is_none();
+        if killed {
+            container.signal(Signal::SIGKILL);
+        }
+        let exit =
+            exit.or_else(|| container.wait(Duration::from_secs(60))).expect("SIGKILL ends a container");
+        ContainerReport { hook: hook_exit, signalled, exit, killed }
+    }
+}

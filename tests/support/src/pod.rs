@@ -1,0 +1,186 @@
+//! The Pod: its two networks and its two containers.
+
+use crate::container::{Process, Spec, programs, repository};
+use crate::log::Log;
+use crate::netns::{self, Netns};
+use crate::{POD_V4, http};
+use anyhow::{Context, Result, bail, ensure};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest time a container may take to become ready; generous, because it is only reached on a failure.
+const READY: Duration = Duration::from_secs(60);
+
+/// What a Pod is to be made of.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    sidecar: Spec,
+    sidecar_argv: Vec<String>,
+    application: Spec,
+    application_argv: Option<Vec<String>>,
+}
+
+impl Builder {
+    /// The argv of the sidecar's PID 1; `pilot-agent` and `envoy` are there.
+    #[must_use]
+    pub fn sidecar(mut self, argv: &[&str]) -> Self {
+        self.sidecar_argv = argv.iter().map(ToString::to_string).collect();
+        self
+    }
+
+    /// Makes a host's program known to the sidecar as `name`.
+    #[must_use]
+    pub fn program(mut self, file: impl Into<PathBuf>, name: &str) -> Self {
+        self.sidecar.programs.push((file.into(), name.to_owned()));
+        self
+    }
+
+    /// A variable in the sidecar's environment, and so in its hook's.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.sidecar.env.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// The flags of the `application` program; without this the Pod has only a sidecar.
+    #[must_use]
+    pub fn application(mut self, flags: &[&str]) -> Self {
+        let argv = std::iter::once("application").chain(flags.iter().copied());
+        self.application_argv = Some(argv.map(str::to_owned).collect());
+        self
+    }
+
+    /// Makes the Pod and waits until both containers are ready.
+    pub fn start(&self) -> Result<Pod> {
+        let pod = self.start_unready()?;
+        pod.await_ready()?;
+        Ok(pod)
+    }
+
+    /// Makes the Pod; PID 1 of each container has been executed, and no more is known.
+    pub fn start_unready(&self) -> Result<Pod> {
+        let envoy = requirements()?;
+        let log = Log::new();
+        let (net, client) = (Netns::new()?, Netns::new()?);
+        netns::join(&net, &client)?;
+        netns::redirect(&net)?;
+        let mut sidecar_spec = self.sidecar.clone();
+        sidecar_spec.programs.push((programs().join("pilot-agent"), "pilot-agent".to_owned()));
+        sidecar_spec.programs.push((envoy.to_owned(), "envoy".to_owned()));
+        let mut application_spec = self.application.clone();
+        application_spec.programs.push((programs().join("application"), "application".to_owned()));
+        // As in a cluster: all containers start together.
+        let application =
+            self.application_argv.as_ref().map(|argv| application_spec.run(&net, argv, &log)).transpose()?;
+        let sidecar = sidecar_spec.run(&net, &self.sidecar_argv, &log)?;
+        Ok(Pod { sidecar, application, spec: sidecar_spec, net, client, log, gone: Arc::default() })
+    }
+}
+
+/// A running Pod. Dropping it kills what still runs; while a test panics it prints its log.
+#[derive(Debug)]
+pub struct Pod {
+    sidecar: Process,
+    application: Option<Process>,
+    spec: Spec,
+    net: Netns,
+    pub(crate) client: Netns,
+    log: Arc<Log>,
+    pub(crate) gone: Arc<AtomicBool>,
+}
+
+impl Pod {
+    /// A sidecar with uid 1337 and a read-only root that runs `pilot-agent proxy sidecar`, and no application.
+    pub fn builder() -> Builder {
+        let sidecar = Spec { name: "sidecar", uid: 1337, read_only: true, ..Spec::default() };
+        let application = Spec { name: "application", uid: 1000, ..Spec::default() };
+        let builder = Builder { sidecar, sidecar_argv: Vec::new(), application, application_argv: None };
+        builder.sidecar(&["pilot-agent", "proxy", "sidecar"])
+    }
+
+    pub fn sidecar(&self) -> &Process {
+        &self.sidecar
+    }
+
+    pub fn application(&self) -> Option<&Process> {
+        self.application.as_ref()
+    }
+
+    /// What the containers and the hook wrote.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Executes a command in the sidecar, under its restrictions; its output is in the log as `source`.
+    pub fn exec(&self, argv: &[&str], source: &str) -> Result<Process> {
+        let argv: Vec<_> = argv.iter().map(ToString::to_string).collect();
+        self.spec.exec(&self.sidecar, &argv, &self.log, source)
+    }
+
+    pub(crate) fn start_hook(&self, argv: &[String]) -> Result<Process> {
+        let hook = self.spec.exec(&self.sidecar, argv, &self.log, "hook");
+        hook.inspect_err(|error| self.log.push("kubelet", format!("hook: {error:#}")))
+    }
+
+    /// Waits until Envoy answers as ready and the application says that it listens or works.
+    pub fn await_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + READY;
+        let health = format!("{POD_V4}:15021").parse()?;
+        let ready =
+            || http::call("GET", health, "/healthz/ready", Duration::from_secs(1)).is_ok_and(|s| s == 200);
+        while !self.client.run(ready) {
+            if let Some(exit) = self.sidecar.exit() {
+                bail!("the sidecar has ended with {:?}:\n{}", exit.status, self.log.text());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the sidecar is not ready after {READY:?}:\n{}",
+                self.log.text()
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+        if self.application.is_some() {
+            let ready = self.log.wait_for("application", "ready", READY);
+            ensure!(ready.is_some(), "the application is not ready after {READY:?}:\n{}", self.log.text());
+        }
+        Ok(())
+    }
+
+    /// A client's connections from `port` fall silent, both ways and without a FIN.
+    pub fn silence(&self, port: u16) -> Result<()> {
+        netns::silence(&self.client, port)
+    }
+
+    pub(crate) fn part(&self) {
+        if let Err(error) = netns::part(&self.net) {
+            self.log.push("kubelet", format!("{error:#}"));
+        }
+        self.gone.store(true, Ordering::Relaxed);
+        self.log.push("kubelet", "the Pod's network is gone".to_owned());
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.gone.store(true, Ordering::Relaxed);
+        if thread::panicking() {
+            // The test harness shows stderr of a failed test only through the print macros.
+            eprintln!("--- log of the Pod\n{}---", self.log.text());
+        }
+    }
+}
+
+/// What the fixture cannot do without. Returns Envoy's path.
+fn requirements() -> Result<&'static Path> {
+    static ENVOY: OnceLock<PathBuf> = OnceLock::new();
+    ensure!(nix::unistd::geteuid().is_root(), "the Pod fixture makes namespaces: run scripts/test as root");
+    programs();
+    let envoy = ENVOY.get_or_init(|| repository().join("target/tools/envoy"));
+    let envoy = envoy.as_path();
+    ensure!(envoy.exists(), "Envoy is not at {}: scripts/test installs what is needed", envoy.display());
+    envoy.canonicalize().context("Envoy")?;
+    Ok(envoy)
+}
