@@ -1,1 +1,27 @@
-//! outlast
+//! `outlast` lets a sidecar proxy outlast the application it serves.
+//!
+//! The way of the data, in one direction:
+//!
+//! ```text
+//! arguments, environment ─ cli ─▶ Settings
+//!                                    │
+//! /proc/net/tcp, tcp6 ─ pod::proc_net ─▶ rows ─ pod::owners ─▶ holders ─ hold ─▶ look again at …, or release (reason)
+//!                                                                │
+//!                          run: forward the signal, exit with the child's status    prestop: exit code
+//! ```
+//!
+//! [`hold`] and [`pod::owners`] never touch the kernel. [`pod::snapshot`] reads it through the trait
+//! [`pod::kernel::Kernel`], [`watch`] gives it the clock and the log, [`run`] and [`prestop`] wait for the next look.
+//! There is one thread.
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects, reason = "a test may end"))]
+
+pub mod cli;
+pub mod exit;
+pub mod hold;
+pub mod init;
+pub mod log;
+pub mod pod;
+pub mod prestop;
+pub mod run;
+pub mod stop;
+pub mod watch;

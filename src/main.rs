@@ -1,2 +1,55 @@
-//! The `outlast` program.
-fn main() {}
+//! The `outlast` program: parse, dispatch, map the outcome to an exit status.
+
+use std::env;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use outlast::cli::{Command, Invocation, Parsed, parse};
+use outlast::exit::Exit;
+use outlast::init::first;
+use outlast::log::{Format, Level, Log};
+use outlast::prestop::{Pod, prestop};
+use outlast::run::run;
+
+/// The first code of the process: see [`first::before_main`].
+#[used]
+#[unsafe(link_section = ".init_array")]
+static FIRST: extern "C" fn() = first::before_main;
+
+fn main() -> ExitCode {
+    match parse(env::args_os().skip(1), env::vars_os()) {
+        Ok(Invocation::Print(text)) => {
+            // Nobody is left to tell that nobody reads.
+            let _ = io::stdout().write_all(text.as_bytes());
+            Exit::Success
+        }
+        Ok(Invocation::Run(parsed)) => dispatch(*parsed),
+        Err(line) => {
+            Log::new(Format::Text, Level::Info).plain(&line);
+            Exit::Usage
+        }
+    }
+    .into()
+}
+
+fn dispatch(parsed: Parsed) -> Exit {
+    let log = Log::new(parsed.settings.log_format, parsed.settings.log_level);
+    if parsed.command == Command::Prestop {
+        // A hook's own stderr is in no log. Where the container's may not be opened, it is all there is.
+        let _ = log.also_to(Pod::see(&parsed.settings.rules).main);
+    }
+    for problem in &parsed.problems {
+        log.plain(problem);
+    }
+    for name in &parsed.unknown {
+        log.warn("unknown variable", &[("name", &name)]);
+    }
+    let (terms, warnings) = parsed.settings.terms();
+    for warning in warnings {
+        log.warn(&warning, &[]);
+    }
+    match parsed.command {
+        Command::Run => run(&parsed.settings, terms, parsed.command_line, &log),
+        Command::Prestop => prestop(&parsed, terms, &log),
+    }
+}

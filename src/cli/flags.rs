@@ -1,0 +1,210 @@
+//! The table of flags: it drives the parser, the environment, the help and the README's table.
+
+use std::time::Duration;
+
+use super::values::{Expected, boolean, duration, names, ranges, word};
+use super::{Command, Settings};
+use crate::log::{Format, Level};
+use crate::pod::owners::Kinds;
+
+/// One flag, and with it one environment variable.
+pub struct Flag {
+    /// Its name, without the dashes.
+    pub name: &'static str,
+    /// What its value is called; empty for a boolean, whose value may be left out.
+    pub value: &'static str,
+    /// The default, as one would write it.
+    pub default: &'static str,
+    /// The commands that know it.
+    pub commands: &'static [Command],
+    /// What it is, on one line.
+    pub short: &'static str,
+    /// What else there is to know.
+    pub long: &'static str,
+    /// Checks a value and keeps it.
+    pub set: fn(&mut Settings, &str) -> Result<(), Expected>,
+}
+
+impl Flag {
+    /// The variable's name.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("OUTLAST_{}", self.name.to_ascii_uppercase().replace('-', "_"))
+    }
+}
+
+use Command::{Prestop, Run};
+
+/// All flags, in the order of the help.
+pub const FLAGS: &[Flag] = &[
+    Flag {
+        name: "grace-period",
+        value: "DURATION",
+        default: "30s",
+        commands: &[Run, Prestop],
+        short: "The Pod's terminationGracePeriodSeconds.",
+        long: "Nothing inside a container can read it: say it here when the Pod sets another than 30 s.",
+        set: |settings, text| store(&mut settings.grace_period, duration(text)),
+    },
+    Flag {
+        name: "timeout",
+        value: "DURATION",
+        default: "grace period - 7s",
+        commands: &[Run, Prestop],
+        short: "The longest hold; 0 means do not hold.",
+        long: "The default is the grace period less 7 s, which pilot-agent's own drain (5 s) and kubelet (2 s) need, \
+               and never less than half of the grace period.",
+        set: |settings, text| store(&mut settings.timeout, duration(text).map(Some)),
+    },
+    Flag {
+        name: "min-wait",
+        value: "DURATION",
+        default: "0",
+        commands: &[Run, Prestop],
+        short: "The shortest hold, for the removal of the endpoint to spread.",
+        long: "It replaces a `sleep 15` before the stop. It is cut to the timeout.",
+        set: |settings, text| store(&mut settings.min_wait, duration(text)),
+    },
+    Flag {
+        name: "settle",
+        value: "DURATION",
+        default: "200ms",
+        commands: &[Run, Prestop],
+        short: "How long there must have been no holder before the release.",
+        long: "It covers an application that closes and reopens a listener.",
+        set: |settings, text| store(&mut settings.settle, duration(text)),
+    },
+    Flag {
+        name: "hold",
+        value: "KIND,...",
+        default: "listeners,connections,undelivered",
+        commands: &[Run, Prestop],
+        short: "What holds: listeners, connections, undelivered.",
+        long: "listeners and connections are the application's TCP sockets; undelivered are bytes that the proxy \
+               still has to pass on. `listeners` alone is what a loop over netstat waits for.",
+        set: |settings, text| store(&mut settings.rules.hold, kinds(text)),
+    },
+    Flag {
+        name: "poll",
+        value: "DURATION",
+        default: "auto",
+        commands: &[Run, Prestop],
+        short: "The time between looks.",
+        long: "auto is about 100 times what a look costs, within 10ms and 250ms, so that a hold stays near 1 % of a \
+               core. The look that ends the settle time is made exactly then.",
+        set: |settings, text| store(&mut settings.poll, poll(text)),
+    },
+    Flag {
+        name: "proxy",
+        value: "NAME,...",
+        default: "envoy,pilot-agent",
+        commands: &[Run, Prestop],
+        short: "Names of the proxy's processes.",
+        long: "They are compared with the kernel's name of a process (comm), as the kernel does: on 15 bytes. \
+               Linkerd: linkerd2-proxy. Consul: consul-dataplane,envoy. Kuma: kuma-dp,envoy.",
+        set: |settings, text| store(&mut settings.rules.proxy, names(text)),
+    },
+    Flag {
+        name: "ignore-port",
+        value: "PORT,...",
+        default: "none",
+        commands: &[Run, Prestop],
+        short: "Local ports that never hold, such as 9000-9099.",
+        long: "For other sidecars that listen for ever.",
+        set: |settings, text| {
+            store(&mut settings.rules.ignore_ports, none_or(text, |text| ranges(text, "ports")))
+        },
+    },
+    Flag {
+        name: "ignore-uid",
+        value: "UID,...",
+        default: "none",
+        commands: &[Run, Prestop],
+        short: "Uids whose sockets never hold.",
+        long: "The uid is that of the process that made the socket.",
+        set: |settings, text| {
+            store(&mut settings.rules.ignore_uids, none_or(text, |text| ranges(text, "uids")))
+        },
+    },
+    Flag {
+        name: "native-sidecar",
+        value: "",
+        default: "false",
+        commands: &[Run],
+        short: "The container is a native sidecar: never hold.",
+        long: "Kubelet itself stops a native sidecar (an init container with restartPolicy Always) after the \
+               application. A hold would wait for earlier sidecars, which wait for it.",
+        set: |settings, text| store(&mut settings.native_sidecar, boolean(text)),
+    },
+    Flag {
+        name: "signal-group",
+        value: "",
+        default: "false",
+        commands: &[Run],
+        short: "Pass signals to COMMAND's process group.",
+        long: "For a COMMAND that is a shell script, which would leave its children without the signal. Off by \
+               default: a signal to the group kills Envoy under pilot-agent.",
+        set: |settings, text| store(&mut settings.signal_group, boolean(text)),
+    },
+    Flag {
+        name: "exit-zero",
+        value: "",
+        default: "false",
+        commands: &[Prestop],
+        short: "Return 0 even when the timeout was reached.",
+        long: "A hook that fails leaves the event FailedPreStopHook, by which a timeout is seen. This avoids it.",
+        set: |settings, text| store(&mut settings.exit_zero, boolean(text)),
+    },
+    Flag {
+        name: "log-format",
+        value: "FORMAT",
+        default: "text",
+        commands: &[Run, Prestop],
+        short: "text or json.",
+        long: "One event a line on stderr, in both.",
+        set: |settings, text| store(&mut settings.log_format, word(text, &Format::NAMES)),
+    },
+    Flag {
+        name: "log-level",
+        value: "LEVEL",
+        default: "info",
+        commands: &[Run, Prestop],
+        short: "error, warn, info or debug.",
+        long: "A hold is told at info.",
+        set: |settings, text| store(&mut settings.log_level, word(text, &Level::NAMES)),
+    },
+];
+
+fn store<T>(place: &mut T, value: Result<T, Expected>) -> Result<(), Expected> {
+    *place = value?;
+    Ok(())
+}
+
+fn none_or<T>(text: &str, parse: impl Fn(&str) -> Result<Vec<T>, Expected>) -> Result<Vec<T>, Expected> {
+    if text == "none" { Ok(Vec::new()) } else { parse(text) }
+}
+
+fn poll(text: &str) -> Result<Option<Duration>, Expected> {
+    const LEAST: Duration = Duration::from_millis(1);
+    match text {
+        "auto" => Ok(None),
+        text => match duration(text) {
+            Ok(poll) if poll >= LEAST => Ok(Some(poll)),
+            Ok(_) => Err("auto or at least 1ms".into()),
+            Err(expected) => Err(format!("auto or {expected}")),
+        },
+    }
+}
+
+fn kinds(text: &str) -> Result<Kinds, Expected> {
+    let mut kinds = Kinds { listeners: false, connections: false, undelivered: false };
+    for kind in text.split(',') {
+        match kind.trim() {
+            "listeners" => kinds.listeners = true,
+            "connections" => kinds.connections = true,
+            "undelivered" => kinds.undelivered = true,
+            _ => return Err("listeners, connections or undelivered, separated by commas".into()),
+        }
+    }
+    Ok(kinds)
+}

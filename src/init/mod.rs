@@ -1,0 +1,8 @@
+//! Being PID 1: signals, the child, the orphans, the terminal.
+
+pub mod first;
+pub mod reap;
+pub mod signals;
+pub mod spawn;
+pub mod terminal;
+pub mod write;

@@ -1,0 +1,328 @@
+//! One look at the Pod: rows, owners and holders brought together, with what earlier looks have learnt.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind};
+use std::mem::take;
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use super::kernel::{Kernel, Visible};
+use super::owners::{Evidence, Owner, Rule, Rules, decide, orphan_owes, proxy_owes};
+use super::{Row, State};
+use crate::hold::{Proxy, Sight};
+
+/// Undelivered bytes that have not changed for this long are stalled: their receiver is gone.
+const STALLED: Duration = Duration::from_secs(5);
+
+/// As what a socket holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// An application's listener.
+    Listener,
+    /// An application's connection.
+    Connection,
+    /// Bytes that the proxy still has to pass on.
+    Undelivered,
+}
+
+/// A socket with its owner and the verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// The socket.
+    pub row: Row,
+    /// Whose it is.
+    pub owner: Owner,
+    /// Which rule said so.
+    pub rule: Rule,
+    /// Whether it holds, and as what.
+    pub holds: Option<Holds>,
+}
+
+/// What a look saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// The sockets that matter; only the listeners unless it is complete.
+    pub sockets: Vec<Judged>,
+    /// Whether connections were read too.
+    pub complete: bool,
+    /// What could not be read.
+    pub trouble: Option<String>,
+    /// The proxy's processes.
+    pub proxies: Vec<Visible>,
+    /// PID 1 is in the process list.
+    pub init_visible: bool,
+}
+
+impl View {
+    /// Whether anything holds.
+    #[must_use]
+    pub fn sight(&self) -> Sight {
+        if self.trouble.is_some() {
+            Sight::Unknown
+        } else if self.holders().next().is_some() {
+            Sight::Held
+        } else {
+            Sight::Clear
+        }
+    }
+
+    /// What holds.
+    pub fn holders(&self) -> impl Iterator<Item = &Judged> {
+        self.sockets.iter().filter(|socket| socket.holds.is_some())
+    }
+
+    /// Whether there is a proxy.
+    #[must_use]
+    pub fn proxy(&self) -> Proxy {
+        match (self.proxies.is_empty(), self.init_visible) {
+            (false, _) => Proxy::Alive,
+            (true, true) => Proxy::Gone,
+            (true, false) => Proxy::Unknown,
+        }
+    }
+}
+
+/// What is known of an inode. Its addresses tell a reused number from the old one.
+#[derive(Debug)]
+struct Known {
+    local: SocketAddr,
+    remote: SocketAddr,
+    owner: Owner,
+    rule: Rule,
+    /// Looked up twice, where no proxy process held it the first time.
+    believed: bool,
+    /// The look that last saw it.
+    seen: u64,
+}
+
+/// Undelivered bytes as they last changed.
+#[derive(Debug)]
+struct Owed {
+    state: State,
+    queues: (u32, u32),
+    since: Duration,
+    seen: u64,
+}
+
+/// Looks at the Pod again and again.
+#[derive(Debug)]
+pub struct Observer<K> {
+    kernel: K,
+    rules: Rules,
+    /// The wrapped command's process, a proxy whatever its name.
+    child: Option<i32>,
+    known: HashMap<u64, Known>,
+    owed: HashMap<(SocketAddr, SocketAddr, u64), Owed>,
+    /// Proxy processes whose fd table cannot be read, with their effective uid.
+    unreadable: Vec<(Visible, u32)>,
+    view: View,
+    /// Counts the looks.
+    look: u64,
+}
+
+impl<K: Kernel> Observer<K> {
+    /// An observer that has seen nothing yet.
+    #[must_use]
+    pub fn new(kernel: K, rules: Rules, child: Option<i32>) -> Observer<K> {
+        Observer {
+            kernel,
+            rules,
+            child,
+            known: HashMap::new(),
+            owed: HashMap::new(),
+            unreadable: Vec::new(),
+            view: View::default(),
+            look: 0,
+        }
+    }
+
+    /// Proxy processes whose fd table cannot be read, with their effective uid.
+    #[must_use]
+    pub fn unreadable(&self) -> &[(Visible, u32)] {
+        &self.unreadable
+    }
+
+    /// What the last look saw.
+    #[must_use]
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Looks. `now` is the time since the hold's start.
+    ///
+    /// While a listener holds, connections decide nothing and are not read: it is they that are many.
+    pub fn look(&mut self, now: Duration) -> &View {
+        let connections_hold = self.rules.hold.connections || self.rules.hold.undelivered;
+        let listener_held = self.view.holders().any(|socket| socket.holds == Some(Holds::Listener));
+        let mut sockets = take(&mut self.view.sockets);
+        let before = take(&mut self.view.proxies);
+        self.look = self.look.saturating_add(1);
+        self.view = View { complete: connections_hold && !listener_held, ..View::default() };
+        if let Err(error) = self.find_proxies() {
+            self.view.trouble = Some(error.to_string());
+        }
+        if self.view.proxies != before {
+            // A proxy that has come or gone changes whose its sockets are.
+            self.known.clear();
+            self.unreadable.clear();
+        }
+        loop {
+            if let Err(error) = self.judge(&mut sockets, now) {
+                self.view.trouble = Some(error.to_string());
+            }
+            let held = sockets.iter().any(|socket| socket.holds.is_some());
+            if held || self.view.complete || !connections_hold {
+                break;
+            }
+            self.view.complete = true;
+        }
+        let look = self.look;
+        let complete = self.view.complete;
+        self.known.retain(|_, known| known.seen == look || (!complete && known.remote.port() != 0));
+        // What was not looked at may have changed: its time starts again.
+        self.owed.retain(|_, owed| owed.seen == look);
+        self.view.sockets = sockets;
+        &self.view
+    }
+
+    fn find_proxies(&mut self) -> io::Result<()> {
+        for process in self.kernel.processes()? {
+            self.view.init_visible |= process.pid == 1;
+            if self.rules.names(&process.name) || Some(process.pid) == self.child {
+                self.view.proxies.push(process);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the rows and judges them. What no one holds at the first sight of it is no holder before it was
+    /// looked up once more: at once where nothing else holds, else by the next look.
+    fn judge(&mut self, sockets: &mut Vec<Judged>, now: Duration) -> io::Result<()> {
+        let read = self.read(sockets);
+        let fresh = self.learn(sockets)?;
+        self.give_verdicts(sockets, now);
+        if fresh && !sockets.iter().any(|socket| socket.holds.is_some()) {
+            self.read(sockets)?;
+            self.learn(sockets)?;
+            self.give_verdicts(sockets, now);
+        }
+        read
+    }
+
+    /// The rows that matter, not judged yet. An error leaves those before it.
+    fn read(&mut self, sockets: &mut Vec<Judged>) -> io::Result<()> {
+        sockets.clear();
+        let complete = self.view.complete;
+        self.kernel.rows(&mut |row| {
+            if !row.listens() && !complete {
+                return ControlFlow::Break(());
+            }
+            if row.listens() || row.inode != 0 || orphan_owes(&row) {
+                sockets.push(Judged { row, owner: Owner::Nobody, rule: Rule::NoInode, holds: None });
+            }
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Looks up the inodes that are new; says whether any of them was held by no one at its first sight.
+    fn learn(&mut self, sockets: &[Judged]) -> io::Result<bool> {
+        let mut evidence = None;
+        let mut fresh = false;
+        for Judged { row, .. } in sockets.iter().filter(|socket| socket.row.inode != 0) {
+            let known = self.known.get_mut(&row.inode);
+            let known = known.filter(|known| known.local == row.local && known.remote == row.remote);
+            let again = known.is_some();
+            if let Some(known) = known {
+                known.seen = self.look;
+                if known.believed {
+                    continue;
+                }
+            }
+            let evidence = match &evidence {
+                Some(evidence) => evidence,
+                None => evidence.insert(self.gather()?),
+            };
+            let (owner, rule) = decide(row, &self.rules, evidence);
+            let believed = rule != Rule::Other || again;
+            fresh |= !believed;
+            let (local, remote, seen) = (row.local, row.remote, self.look);
+            self.known.insert(row.inode, Known { local, remote, owner, rule, believed, seen });
+        }
+        Ok(fresh)
+    }
+
+    /// Reads the fd tables of the proxy's processes and our own.
+    fn gather(&mut self) -> io::Result<Evidence> {
+        let mut evidence = Evidence::default();
+        self.unreadable.clear();
+        for proxy in &self.view.proxies {
+            match self.kernel.sockets_of(proxy.pid, &mut |inode| {
+                evidence.proxy.insert(inode);
+            }) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    match self.kernel.effective_uid(proxy.pid) {
+                        Ok(uid) => {
+                            evidence.unreadable.push(uid);
+                            self.unreadable.push((proxy.clone(), uid));
+                        }
+                        // It ended meanwhile: its sockets are closed, and the second look-up finds them gone.
+                        Err(error) if error.kind() == ErrorKind::NotFound => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let own = i32::try_from(std::process::id()).unwrap_or_default();
+        self.kernel.sockets_of(own, &mut |inode| {
+            evidence.own.insert(inode);
+        })?;
+        Ok(evidence)
+    }
+
+    /// Gives every socket its owner and says whether it holds.
+    fn give_verdicts(&mut self, sockets: &mut [Judged], now: Duration) {
+        let none = Evidence::default();
+        let only_ports_tell = self.unreadable.iter().any(|(_, uid)| *uid == 0);
+        for socket in sockets {
+            let mut believed = true;
+            (socket.owner, socket.rule) = match self.known.get(&socket.row.inode) {
+                Some(known) => {
+                    believed = known.believed;
+                    (known.owner, known.rule)
+                }
+                None => decide(&socket.row, &self.rules, &none),
+            };
+            socket.holds = match socket.owner {
+                Owner::Application if !believed => None,
+                Owner::Application if socket.row.listens() => {
+                    self.rules.hold.listeners.then_some(Holds::Listener)
+                }
+                Owner::Application => {
+                    (self.rules.hold.connections && !only_ports_tell).then_some(Holds::Connection)
+                }
+                Owner::Proxy | Owner::Nobody => {
+                    let owes = self.rules.hold.undelivered
+                        && !only_ports_tell
+                        && (socket.owner == Owner::Nobody || proxy_owes(&socket.row));
+                    (owes && !self.stalled(&socket.row, now)).then_some(Holds::Undelivered)
+                }
+                Owner::Ignored => None,
+            };
+        }
+    }
+
+    /// Whether undelivered bytes have not changed for too long.
+    fn stalled(&mut self, row: &Row, now: Duration) -> bool {
+        let queues = (row.send_queue, row.receive_queue);
+        let fresh = Owed { state: row.state, queues, since: now, seen: self.look };
+        let owed = self.owed.entry((row.local, row.remote, row.inode)).or_insert(fresh);
+        owed.seen = self.look;
+        if (owed.state, owed.queues) != (row.state, queues) {
+            (owed.state, owed.queues, owed.since) = (row.state, queues, now);
+        }
+        now.saturating_sub(owed.since) >= STALLED
+    }
+}

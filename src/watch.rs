@@ -1,0 +1,321 @@
+//! A hold as it happens: looks when they are due, and tells the log what an operator wants to know.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+
+use crate::cli::Settings;
+use crate::hold::{Hold, Look, Next, Reason, Terms};
+use crate::log::{Field, Log};
+use crate::pod::kernel::Kernel;
+use crate::pod::owners::{Kinds, Owner, Rule};
+use crate::pod::snapshot::{Holds, Judged, Observer};
+
+/// At the start, at most this many listeners are named; with all else a hold of 30 s stays below 100 lines.
+const NAMED_LISTENERS: usize = 30;
+/// At the start, at most this many connections are named.
+const NAMED_CONNECTIONS: usize = 10;
+/// At the end, at most this many holders are named.
+const NAMED_HOLDERS: usize = 20;
+/// Of the rest, this many peer ports are counted by number.
+const NAMED_PORTS: usize = 5;
+/// The shortest time between two lines about a changed set of listeners.
+const CHANGE_PACE: Duration = Duration::from_secs(1);
+/// The time between heartbeats.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// A listener as the log tells it apart: workers of one program are one.
+type Listener = (SocketAddr, u32, Owner);
+
+/// A hold under way.
+#[derive(Debug)]
+pub struct Watch<'a, K> {
+    log: &'a Log,
+    observer: Observer<K>,
+    hold: Hold,
+    start: Instant,
+    /// When the next look is due, since the start.
+    due: Duration,
+    names: String,
+    looked: bool,
+    trouble_said: bool,
+    listeners: Vec<Listener>,
+    change_said: Duration,
+    beat: Duration,
+}
+
+impl<'a, K: Kernel> Watch<'a, K> {
+    /// Starts a hold. `child` is the wrapped command's process.
+    #[must_use]
+    pub fn start(
+        log: &'a Log,
+        kernel: K,
+        settings: &Settings,
+        terms: Terms,
+        child: Option<i32>,
+    ) -> Watch<'a, K> {
+        let rules = &settings.rules;
+        let names = rules.proxy.join(",");
+        let poll = terms.poll.map_or("auto".into(), |poll| format!("{poll:?}"));
+        let [timeout, min_wait, settle] = [terms.timeout, terms.min_wait, terms.settle].map(Time);
+        let ports = format!("{:?}", rules.ignore_ports);
+        let uids = format!("{:?}", rules.ignore_uids);
+        let hold = Held(rules.hold);
+        let mut fields: Vec<Field> = vec![
+            ("timeout", &timeout),
+            ("min_wait", &min_wait),
+            ("settle", &settle),
+            ("poll", &poll),
+            ("hold", &hold),
+            ("proxy", &names),
+        ];
+        if !rules.ignore_ports.is_empty() {
+            fields.push(("ignore_port", &ports));
+        }
+        if !rules.ignore_uids.is_empty() {
+            fields.push(("ignore_uid", &uids));
+        }
+        log.info("hold started", &fields);
+        Watch {
+            log,
+            observer: Observer::new(kernel, rules.clone(), child),
+            hold: Hold::new(terms),
+            start: Instant::now(),
+            due: Duration::ZERO,
+            names,
+            looked: false,
+            trouble_said: false,
+            listeners: Vec::new(),
+            change_said: Duration::ZERO,
+            beat: Duration::ZERO,
+        }
+    }
+
+    /// How long it is until the next look.
+    #[must_use]
+    pub fn time_left(&self) -> Duration {
+        self.due.saturating_sub(self.start.elapsed())
+    }
+
+    /// Looks, if a look is due; says why the hold ends, if it does.
+    pub fn look_if_due(&mut self) -> Option<Reason> {
+        let begin = self.start.elapsed();
+        if begin < self.due {
+            return None;
+        }
+        let cost_before = cpu_time();
+        let view = self.observer.look(begin);
+        let (sight, proxy) = (view.sight(), view.proxy());
+        let end = self.start.elapsed();
+        self.tell(end);
+        let cost = cpu_time().saturating_sub(cost_before);
+        match self.hold.observe(Look { begin, end, cost, sight, proxy }) {
+            Next::LookAt(due) => {
+                self.due = due;
+                None
+            }
+            Next::Release(reason) => Some(reason),
+        }
+    }
+
+    /// Tells how the hold ended.
+    pub fn released(&self, reason: Reason) {
+        let after = Time(self.start.elapsed());
+        let view = self.observer.view();
+        let holders = view.holders().count();
+        let fields: [Field; 3] = [("reason", &reason), ("after", &after), ("holders", &holders)];
+        match reason {
+            Reason::Timeout => self.log.warn("hold released", &fields),
+            Reason::ProxyGone if self.hold.proxy_was_seen() => self.log.info("hold released", &fields),
+            Reason::ProxyGone => {
+                let fields = [&fields[..], &[("proxy", &self.names)]].concat();
+                self.log.warn("hold released: no process has one of the proxy's names", &fields);
+            }
+            _ => self.log.info("hold released", &fields),
+        }
+        for holder in view.holders().take(NAMED_HOLDERS) {
+            self.log.info(&holder.row.to_string(), &[("left", &Kind(holder))]);
+        }
+    }
+
+    /// Tells of the look just made what has not been told.
+    fn tell(&mut self, now: Duration) {
+        let view = self.observer.view();
+        if let (Some(trouble), false) = (&view.trouble, self.trouble_said) {
+            self.trouble_said = true;
+            let fields: [Field; 1] = [("error", &trouble)];
+            self.log.warn("cannot look: what is not known is taken to hold until the timeout", &fields);
+        }
+        let mut listeners: Vec<Listener> = view
+            .sockets
+            .iter()
+            .filter(|socket| socket.row.listens())
+            .map(|socket| (socket.row.local, socket.row.uid, socket.owner))
+            .collect();
+        listeners.sort_unstable();
+        listeners.dedup();
+        if !self.looked {
+            self.looked = true;
+            self.tell_everything();
+            self.listeners = listeners;
+        } else if listeners != self.listeners && now.saturating_sub(self.change_said) >= CHANGE_PACE {
+            self.change_said = now;
+            let added = difference(&listeners, &self.listeners);
+            let removed = difference(&self.listeners, &listeners);
+            let after = Time(now);
+            let fields: [Field; 3] = [("added", &added), ("removed", &removed), ("after", &after)];
+            self.log.info("listeners changed", &fields);
+            self.listeners = listeners;
+        }
+        if now.saturating_sub(self.beat) >= HEARTBEAT {
+            self.beat = now;
+            self.tell_counts("still holding", now);
+        }
+    }
+
+    /// The first look by name, and how owners were told.
+    fn tell_everything(&self) {
+        let view = self.observer.view();
+        for (process, uid) in self.observer.unreadable() {
+            let how = if *uid == 0 {
+                "the proxy's sockets are known by the reserved ports, and only listeners hold"
+            } else {
+                "sockets of its uid are taken for the proxy's"
+            };
+            let (pid, name) = (process.pid, &process.name);
+            let fields: [Field; 4] = [("pid", &pid), ("name", &name), ("uid", &uid), ("so", &how)];
+            self.log.warn("a proxy process hides its fds", &fields);
+        }
+        let mut rules: Vec<Rule> = view.sockets.iter().map(|socket| socket.rule).collect();
+        rules.sort_unstable();
+        rules.dedup();
+        let rules = rules.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let processes = view.proxies.iter().map(|proxy| format!("{} {}", proxy.name, proxy.pid));
+        let processes = processes.take(NAMED_HOLDERS).collect::<Vec<_>>().join(",");
+        self.log.info("owners", &[("rules", &rules), ("proxy", &processes)]);
+
+        let mut listeners: BTreeMap<(bool, Listener), (Judged, usize)> = BTreeMap::new();
+        for socket in view.sockets.iter().filter(|socket| socket.row.listens()) {
+            let key = (socket.holds.is_none(), (socket.row.local, socket.row.uid, socket.owner));
+            let (_, count) = listeners.entry(key).or_insert((*socket, 0));
+            *count = count.saturating_add(1);
+        }
+        for (socket, count) in listeners.values().take(NAMED_LISTENERS) {
+            let mut fields: Vec<Field> = vec![("owner", &socket.owner), ("rule", &socket.rule)];
+            if *count > 1 {
+                fields.push(("sockets", count));
+            }
+            self.log.info(&socket.row.to_string(), &fields);
+        }
+        let rest = listeners.len().saturating_sub(NAMED_LISTENERS);
+        if rest > 0 {
+            self.log.info("more listeners", &[("count", &rest)]);
+        }
+        let holds = |socket: &&Judged| !socket.row.listens() && socket.holds.is_some();
+        for socket in view.sockets.iter().filter(holds).take(NAMED_CONNECTIONS) {
+            let fields: [Field; 2] = [("owner", &socket.owner), ("holds", &Kind(socket))];
+            self.log.info(&socket.row.to_string(), &fields);
+        }
+        let mut rest: BTreeMap<Owner, BTreeMap<u16, usize>> = BTreeMap::new();
+        let named = view.sockets.iter().filter(holds).take(NAMED_CONNECTIONS);
+        let named: Vec<_> = named.map(|socket| socket.row).collect();
+        for socket in
+            view.sockets.iter().filter(|socket| !socket.row.listens() && !named.contains(&socket.row))
+        {
+            let count = rest.entry(socket.owner).or_default().entry(socket.row.remote.port()).or_default();
+            *count = count.saturating_add(1);
+        }
+        for (owner, ports) in rest {
+            let count: usize = ports.values().sum();
+            let ports = Ports(ports);
+            let fields: [Field; 3] = [("owner", &owner), ("count", &count), ("peer_ports", &ports)];
+            self.log.info("more connections", &fields);
+        }
+    }
+
+    fn tell_counts(&self, message: &str, now: Duration) {
+        let view = self.observer.view();
+        let count = |kind| view.holders().filter(|holder| holder.holds == Some(kind)).count();
+        let after = Time(now);
+        let counts = [Holds::Listener, Holds::Connection, Holds::Undelivered].map(count);
+        let [listeners, connections, undelivered] = &counts;
+        let mut fields: Vec<Field> = vec![("after", &after), ("listeners", listeners)];
+        if view.complete {
+            fields.extend([("connections", connections as _), ("undelivered", undelivered as _)]);
+        }
+        if let Some(trouble) = &view.trouble {
+            fields.push(("error", trouble));
+        }
+        self.log.info(message, &fields);
+    }
+}
+
+/// The CPU time that the process has used. Not wall time: on a busy machine a look takes long and costs little.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from).unwrap_or_default()
+}
+
+/// What the one has and the other has not, as `0.0.0.0:8080,[::]:8081`.
+fn difference(one: &[Listener], other: &[Listener]) -> String {
+    let more: Vec<_> = one.iter().filter(|listener| other.binary_search(listener).is_err()).collect();
+    let mut names: Vec<_> = more.iter().take(NAMED_LISTENERS).map(|(local, ..)| local.to_string()).collect();
+    if more.len() > names.len() {
+        names.push(format!("{} more", more.len().saturating_sub(names.len())));
+    }
+    names.join(",")
+}
+
+/// A duration to the millisecond: `3.214s`.
+struct Time(Duration);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, milli) = (self.0.as_secs(), self.0.subsec_millis());
+        if milli == 0 { write!(f, "{whole}s") } else { write!(f, "{whole}.{milli:03}s") }
+    }
+}
+
+/// As what a socket holds.
+struct Kind<'a>(&'a Judged);
+
+impl fmt::Display for Kind<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0.holds {
+            Some(Holds::Listener) => "listener",
+            Some(Holds::Connection) => "connection",
+            Some(Holds::Undelivered) => "undelivered",
+            None => "no",
+        })
+    }
+}
+
+struct Held(Kinds);
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Kinds { listeners, connections, undelivered } = self.0;
+        let kinds = [(listeners, "listeners"), (connections, "connections"), (undelivered, "undelivered")];
+        let kinds: Vec<_> = kinds.iter().filter(|(held, _)| *held).map(|(_, name)| *name).collect();
+        f.write_str(&kinds.join(","))
+    }
+}
+
+/// Counts by port, the most first: `5432x8000,6379x990,other x12`.
+struct Ports(BTreeMap<u16, usize>);
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ports: Vec<_> = self.0.iter().collect();
+        ports.sort_by_key(|(port, count)| (std::cmp::Reverse(**count), **port));
+        let rest: usize = ports.iter().skip(NAMED_PORTS).map(|(_, count)| **count).sum();
+        let mut names: Vec<_> =
+            ports.iter().take(NAMED_PORTS).map(|(port, count)| format!("{port}x{count}")).collect();
+        if rest > 0 {
+            names.push(format!("otherx{rest}"));
+        }
+        f.write_str(&names.join(","))
+    }
+}
