@@ -4,7 +4,7 @@ use crate::http;
 use crate::pod::Pod;
 use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, Socket, Type};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -201,6 +201,8 @@ impl Pod {
         let port = connection.port;
         let started = Instant::now();
         http::get(&mut connection.to, addr, &path).expect("the slow client asks");
+        // The answer is on its way when this returns.
+        connection.from.fill_buf().expect("the slow client is answered");
         let thread = thread::spawn(move || {
             let result = connection.read_slowly(rate).map_err(|error| error.to_string());
             Request { started, ended: Instant::now(), result }

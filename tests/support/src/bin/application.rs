@@ -46,10 +46,7 @@ fn main() -> Result<ExitCode> {
         let (listener, in_flight) = (listener.try_clone()?, Arc::clone(&in_flight));
         thread::spawn(move || accept(&listener, &in_flight));
     }
-    let mut worker = options.worker.map(TcpStream::connect).transpose().context("worker")?;
-    if let (Some(stream), Some(addr)) = (&mut worker, options.worker) {
-        ask(stream, addr, "/first").context("first request")?;
-    }
+    let worker = options.worker.map(connect_worker);
     eprintln!("ready");
 
     stop.wait()?;
@@ -102,6 +99,21 @@ fn parse() -> Result<Options> {
         }
     }
     Ok(options)
+}
+
+/// Tries until the proxy and the upstream are there, as workers do.
+fn connect_worker(addr: SocketAddr) -> TcpStream {
+    loop {
+        let first = || -> Result<TcpStream> {
+            let mut stream = TcpStream::connect(addr)?;
+            ask(&mut stream, addr, "/first")?;
+            Ok(stream)
+        };
+        match first() {
+            Ok(stream) => return stream,
+            Err(_) => thread::sleep(Duration::from_millis(50)),
+        }
+    }
 }
 
 fn report(what: &str, result: &Result<()>) -> bool {
