@@ -12,7 +12,7 @@ use nix::libc;
 use crate::cli::Settings;
 use crate::exit::Exit;
 use crate::hold::{Reason, Terms};
-use crate::init::first::{Inherited, notice_children};
+use crate::init::first::{Inherited, take_over};
 use crate::init::reap::{Change, next_change};
 use crate::init::signals::{Arrived, Name, Signals};
 use crate::init::spawn::{close_inherited, spawn};
@@ -24,7 +24,7 @@ use crate::watch::Watch;
 /// Starts COMMAND, passes signals on, holds on a stop signal, reaps; returns COMMAND's status.
 pub fn run(settings: &Settings, terms: Terms, mut command: Vec<OsString>, log: &Log) -> Exit {
     let own_pid = process::id().cast_signed();
-    notice_children();
+    take_over();
     if own_pid != 1
         && let Err(error) = nix::sys::prctl::set_child_subreaper(true)
     {

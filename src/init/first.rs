@@ -86,9 +86,13 @@ impl Inherited {
     }
 }
 
-/// Makes SIGCHLD the default: where it is ignored, the kernel reaps children itself and tells no status.
-pub fn notice_children() {
+/// Makes what a parent of children and a reader of signals needs of the state that it was started in.
+///
+/// Where SIGCHLD is ignored, the kernel reaps children itself and tells no status. And musl's sigaction, with which
+/// Rust's start-up installs its handlers, unblocks the signals 33 and 34.
+pub fn take_over() {
     set_disposition(libc::SIGCHLD, false);
+    change_mask(ALL);
 }
 
 fn is_ignored(signal: libc::c_int) -> bool {
