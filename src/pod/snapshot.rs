@@ -326,3 +326,259 @@ impl<K: Kernel> Observer<K> {
         now.saturating_sub(owed.since) >= STALLED
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::owners::tests::{row, rules};
+    use proptest::prelude::*;
+    use std::collections::{HashSet, VecDeque};
+
+    /// A kernel that plays a script: each reading of the rows takes the next scene, the last one stays.
+    #[derive(Debug, Default)]
+    struct Script {
+        scenes: VecDeque<Scene>,
+        /// Rows given out, readings of fd tables.
+        rows_read: usize,
+        fd_tables_read: usize,
+    }
+
+    #[derive(Clone, Debug, Default)]
+    struct Scene {
+        rows: Vec<Row>,
+        envoy: HashSet<u64>,
+        envoy_gone: bool,
+        unreadable_as: Option<u32>,
+        broken: bool,
+    }
+
+    impl Script {
+        fn scene(&mut self) -> &Scene {
+            self.scenes.front().unwrap()
+        }
+    }
+
+    impl Kernel for &mut Script {
+        fn rows(&mut self, each: &mut dyn FnMut(Row) -> ControlFlow<()>) -> io::Result<()> {
+            let scene = self.scene().clone();
+            if self.scenes.len() > 1 {
+                self.scenes.pop_front();
+            }
+            for row in scene.rows {
+                self.rows_read += 1;
+                if each(row).is_break() {
+                    break;
+                }
+            }
+            if scene.broken { Err(io::Error::other("row 17 is odd")) } else { Ok(()) }
+        }
+
+        fn processes(&mut self) -> io::Result<Vec<Visible>> {
+            let visible = |pid, name: &str| Visible { pid, parent: 0, name: name.into() };
+            let mut all = vec![visible(1, "init")];
+            if !self.scene().envoy_gone {
+                all.push(visible(7, "envoy"));
+            }
+            Ok(all)
+        }
+
+        fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64)) -> io::Result<()> {
+            if pid == 7 {
+                self.fd_tables_read += 1;
+                if self.scene().unreadable_as.is_some() {
+                    return Err(ErrorKind::PermissionDenied.into());
+                }
+                self.scene().envoy.iter().copied().for_each(each);
+            }
+            Ok(())
+        }
+
+        fn effective_uid(&mut self, _: i32) -> io::Result<u32> {
+            Ok(self.scene().unreadable_as.unwrap())
+        }
+    }
+
+    fn listener(port: u16, uid: u32, inode: u64) -> Row {
+        row(&format!("0.0.0.0:{port}"), "0.0.0.0:0", State::Listen, uid, inode)
+    }
+
+    fn connection(port: u16, uid: u32, inode: u64) -> Row {
+        row(&format!("10.0.0.1:{port}"), "10.0.0.2:4000", State::Established, uid, inode)
+    }
+
+    fn scene(rows: &[Row], envoy: &[u64]) -> Scene {
+        Scene { rows: rows.to_vec(), envoy: envoy.iter().copied().collect(), ..Scene::default() }
+    }
+
+    fn script(scenes: impl IntoIterator<Item = Scene>) -> Script {
+        Script { scenes: scenes.into_iter().collect(), ..Script::default() }
+    }
+
+    fn holds(view: &View) -> Vec<(u64, Holds)> {
+        view.holders().map(|socket| (socket.row.inode, socket.holds.unwrap())).collect()
+    }
+
+    const S: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_applications_listener_holds_and_then_its_connection() {
+        let envoy = listener(15006, 1337, 70);
+        let (listen, connect) = (listener(8080, 1000, 1), connection(8080, 1000, 2));
+        let mut script = script([
+            scene(&[envoy, listen, connect], &[70]),
+            scene(&[envoy, listen, connect], &[70]),
+            scene(&[envoy, connect], &[70]),
+        ]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        let view = observer.look(S);
+        assert_eq!(holds(view), [(1, Holds::Listener), (2, Holds::Connection)]);
+        assert_eq!((view.sight(), view.proxy()), (Sight::Held, Proxy::Alive));
+        let view = observer.look(S * 2);
+        assert_eq!(holds(view), [(2, Holds::Connection)]);
+        assert!(view.complete);
+    }
+
+    #[test]
+    fn connections_are_not_read_while_a_listener_holds() {
+        let rows: Vec<Row> = std::iter::once(listener(8080, 1000, 1))
+            .chain((2..1_000).map(|n| connection(8080, 1000, n)))
+            .collect();
+        let mut script = script([scene(&rows, &[])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        observer.look(S);
+        let before = observer.kernel.rows_read;
+        assert_eq!(holds(observer.look(S * 2)), [(1, Holds::Listener)]);
+        assert_eq!(observer.kernel.rows_read - before, 2, "the listener and the first that is none");
+    }
+
+    #[test]
+    fn fd_tables_are_read_for_new_inodes_only() {
+        let rows = [listener(15006, 1337, 70), connection(8080, 1000, 2)];
+        let mut script = script([scene(&rows, &[70])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        for look in 0..10 {
+            observer.look(S * look);
+        }
+        assert_eq!(observer.kernel.fd_tables_read, 2, "once, and once more before it is believed");
+    }
+
+    #[test]
+    fn a_proxys_socket_that_closed_between_rows_and_fds_is_no_holder() {
+        let short = connection(40000, 1337, 71);
+        let mut script = script([scene(&[short], &[]), scene(&[], &[])]);
+        assert_eq!(Observer::new(&mut script, rules(), None).look(S).sight(), Sight::Clear);
+    }
+
+    #[test]
+    fn a_reused_inode_is_looked_up_anew() {
+        let (proxys, applications) = (connection(15006, 1337, 5), connection(8080, 1000, 5));
+        let mut script =
+            script([scene(&[proxys], &[5]), scene(&[applications], &[]), scene(&[applications], &[])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        assert_eq!(holds(observer.look(S)), []);
+        assert_eq!(holds(observer.look(S * 2)), [(5, Holds::Connection)]);
+    }
+
+    #[test]
+    fn undelivered_bytes_hold_until_they_are_delivered_or_stalled() {
+        let owed = |send_queue| Row { send_queue, ..connection(15006, 1337, 70) };
+        let orphan =
+            Row { inode: 0, uid: 0, send_queue: 9, state: State::FinWait1, ..connection(8080, 0, 0) };
+        let mut script = script([
+            scene(&[owed(500)], &[70]),
+            scene(&[owed(400), orphan], &[70]),
+            scene(&[owed(400), orphan], &[70]),
+            scene(&[owed(400)], &[70]),
+            scene(&[owed(300)], &[70]),
+            scene(&[owed(0)], &[70]),
+        ]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        let mut look = |second: u32| holds(observer.look(S * second)).len();
+        assert_eq!([look(0), look(3), look(7), look(8), look(9), look(10)], [1, 2, 2, 0, 1, 0]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_unknown_even_where_nothing_else_holds() {
+        let broken = Scene { broken: true, ..scene(&[listener(15006, 1337, 70)], &[70]) };
+        let mut script = script([broken, scene(&[], &[])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        let view = observer.look(S);
+        assert_eq!(view.sight(), Sight::Unknown);
+        assert!(view.trouble.as_ref().unwrap().contains("row 17"));
+        assert_eq!(observer.look(S * 2).sight(), Sight::Clear);
+    }
+
+    #[test]
+    fn an_unreadable_proxy_is_known_by_its_uid() {
+        let rows = [listener(15006, 1337, 70), connection(8080, 1000, 2), connection(40000, 1337, 71)];
+        let hidden = Scene { unreadable_as: Some(1337), ..scene(&rows, &[]) };
+        let mut script = script([hidden]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        for look in 0..3 {
+            assert_eq!(holds(observer.look(S * look)), [(2, Holds::Connection)]);
+        }
+        assert_eq!(observer.unreadable().len(), 1);
+    }
+
+    #[test]
+    fn beside_an_unreadable_proxy_of_root_only_listeners_hold() {
+        let rows = [listener(15006, 0, 70), listener(8080, 0, 1), connection(8080, 1000, 2)];
+        let hidden = |rows: &[Row]| Scene { unreadable_as: Some(0), ..scene(rows, &[]) };
+        let mut script = script([hidden(&rows), hidden(&rows), hidden(&rows), hidden(&rows[2..])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        assert_eq!(holds(observer.look(S)), [(1, Holds::Listener)]);
+        assert_eq!(holds(observer.look(S * 2)), [(1, Holds::Listener)]);
+        assert_eq!(holds(observer.look(S * 3)), []);
+    }
+
+    #[test]
+    fn the_wrapped_command_is_a_proxy_whatever_its_name() {
+        let mut script = script([scene(&[listener(15006, 1337, 70)], &[70])]);
+        let rules = Rules { proxy: vec!["linkerd2-proxy".into()], ..rules() };
+        let mut observer = Observer::new(&mut script, rules.clone(), None);
+        assert_eq!((observer.look(S).sight(), observer.view().proxy()), (Sight::Held, Proxy::Gone));
+        let mut script = super::tests::script([scene(&[listener(15006, 1337, 70)], &[70])]);
+        let mut observer = Observer::new(&mut script, rules, Some(7));
+        assert_eq!((observer.look(S).sight(), observer.view().proxy()), (Sight::Clear, Proxy::Alive));
+    }
+
+    #[test]
+    fn owners_are_asked_again_when_a_proxy_comes() {
+        let late = Scene { envoy_gone: true, ..scene(&[listener(15006, 1337, 70)], &[]) };
+        let mut script = script([late.clone(), late, scene(&[listener(15006, 1337, 70)], &[70])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        assert_eq!(observer.look(S).sight(), Sight::Held);
+        assert_eq!(observer.look(S * 2).sight(), Sight::Clear);
+    }
+
+    proptest! {
+        /// Whatever comes and goes, exactly the application's sockets hold.
+        #[test]
+        fn no_socket_of_the_applications_is_overlooked(
+            scenes in proptest::collection::vec(
+                proptest::collection::btree_map(1u64..12, (any::<bool>(), any::<bool>()), 0..8), 1..12,
+            ),
+        ) {
+            // Even inodes are the application's.
+            let rows = |sockets: &std::collections::BTreeMap<u64, (bool, bool)>| {
+                let mut rows: Vec<Row> = sockets.iter().map(|(inode, (listens, _))| {
+                    let port = 8000 + u16::try_from(*inode).unwrap();
+                    if *listens { listener(port, 1000, *inode) } else { connection(port, 1000, *inode) }
+                }).collect();
+                rows.sort_by_key(|row| !row.listens());
+                rows
+            };
+            let envoy: Vec<u64> = (1..12).step_by(2).collect();
+            let mut script = Script::default();
+            script.scenes.push_back(Scene::default());
+            let mut observer = Observer::new(&mut script, rules(), None);
+            for (index, sockets) in scenes.iter().enumerate() {
+                let rows = rows(sockets);
+                observer.kernel.scenes[0] = scene(&rows, &envoy);
+                let view = observer.look(S * u32::try_from(index).unwrap());
+                prop_assert!(view.holders().all(|holder| holder.row.inode % 2 == 0));
+                prop_assert_eq!(view.sight() == Sight::Clear, !rows.iter().any(|row| row.inode % 2 == 0));
+            }
+        }
+    }
+}
