@@ -222,7 +222,7 @@ through_both! {
             .unwrap();
         let upstream = pod.tls_upstream(9443, 2 * SECOND).unwrap();
         let report = pod.stop(&through.plan(GRACE));
-        assert_eq!(String::from_utf8_lossy(&upstream.received()), "the record\n");
+        assert_eq!(String::from_utf8_lossy(&upstream.received(11, LONG)), "the record\n");
         through.assert_outlived(&pod, &report);
     }
 

@@ -193,8 +193,8 @@ mod tests {
         ) {
             let address = |index: usize| {
                 let words = if v6 { &ips[index][..] } else { &ips[index][..1] };
-                let ip: String = words.iter().map(|word| format!("{word:08X}")).collect();
-                format!("{ip}:{:04X}", ports[index])
+                let ip: Vec<_> = words.iter().map(|word| format!("{word:08X}")).collect();
+                format!("{}:{:04X}", ip.concat(), ports[index])
             };
             agrees(&format!(
                 "{HEADER}   0: {} {} {state:02X} {:08X}:{:08X} 02:000A5B3C 00000000 {uid:5}        0 {inode} 2 00000000 20\n",

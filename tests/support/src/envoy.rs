@@ -41,6 +41,8 @@ impl Bootstrap {
         }
         let mut outbound = vec![tcp_chain("outbound", &json!({}))];
         if let Some(port) = self.tls_port {
+            // Envoy as a client stops at 1.2 unless told; Istio tells it.
+            let tls_1_3 = json!({ "tls_params": { "tls_maximum_protocol_version": "TLSv1_3" } });
             clusters.push(cluster(
                 "tls",
                 json!({
@@ -48,7 +50,7 @@ impl Bootstrap {
                     "lb_policy": "CLUSTER_PROVIDED",
                     "transport_socket": {
                         "name": "envoy.transport_sockets.tls",
-                        "typed_config": { "@type": TLS, "common_tls_context": {} },
+                        "typed_config": { "@type": TLS, "common_tls_context": tls_1_3 },
                     },
                 }),
             ));

@@ -114,6 +114,10 @@ impl Pod {
         &self.log
     }
 
+    pub(crate) fn log_handle(&self) -> Arc<Log> {
+        Arc::clone(&self.log)
+    }
+
     /// Executes a command in the sidecar, under its restrictions; its output is in the log as `source`.
     pub fn exec(&self, argv: &[&str], source: &str) -> Result<Process> {
         let argv: Vec<_> = argv.iter().map(ToString::to_string).collect();

@@ -7,7 +7,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::io::{self, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,12 +24,13 @@ impl Upstream {
 
 /// A TLS server that is slow to say hello.
 #[derive(Debug)]
-pub struct TlsUpstream(Arc<Mutex<Vec<u8>>>);
+pub struct TlsUpstream(Arc<(Mutex<Vec<u8>>, Condvar)>);
 
 impl TlsUpstream {
-    /// All that it received, decrypted.
-    pub fn received(&self) -> Vec<u8> {
-        self.0.lock().unwrap().clone()
+    /// What it has received, decrypted, as soon as that is `len` bytes or more.
+    pub fn received(&self, len: usize, at_most: Duration) -> Vec<u8> {
+        let few = |bytes: &mut Vec<u8>| bytes.len() < len;
+        self.0.1.wait_timeout_while(self.0.0.lock().unwrap(), at_most, few).unwrap().0.clone()
     }
 }
 
@@ -48,7 +49,7 @@ impl Pod {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
         let config = ServerConfig::builder().with_no_client_auth();
         let config = Arc::new(config.with_single_cert(vec![made.cert.der().clone()], key)?);
-        let received = Arc::<Mutex<Vec<u8>>>::default();
+        let received = Arc::<(Mutex<Vec<u8>>, Condvar)>::default();
         let upstream = TlsUpstream(Arc::clone(&received));
         self.serve(port, move |stream| {
             thread::sleep(delay);
@@ -60,7 +61,8 @@ impl Pod {
                 if got == 0 {
                     return Ok(());
                 }
-                received.lock().unwrap().extend_from_slice(&bytes[..got]);
+                received.0.lock().unwrap().extend_from_slice(&bytes[..got]);
+                received.1.notify_all();
             }
         })?;
         Ok(upstream)
@@ -73,11 +75,18 @@ impl Pod {
         each: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + 'static,
     ) -> Result<()> {
         let listener = self.client.run(|| TcpListener::bind(("::", port)))?;
-        let each = Arc::new(each);
+        let (each, log) = (Arc::new(each), self.log_handle());
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let each = Arc::clone(&each);
-                thread::spawn(move || each(stream));
+                let log = Arc::clone(&log);
+                thread::spawn(move || match each(stream) {
+                    // How a connection ends.
+                    Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
+                        log.push("upstream", error.to_string());
+                    }
+                    _ => {}
+                });
             }
         });
         Ok(())
