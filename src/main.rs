@@ -8,6 +8,7 @@ use outlast::cli::{Command, Invocation, Parsed, parse};
 use outlast::exit::Exit;
 use outlast::init::first;
 use outlast::log::{Format, Level, Log};
+use outlast::poststart::poststart;
 use outlast::prestop::{Pod, prestop};
 use outlast::run::run;
 
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
 
 fn dispatch(parsed: Parsed) -> Exit {
     let log = Log::new(parsed.settings.log_format, parsed.settings.log_level);
-    if parsed.command == Command::Prestop {
+    if parsed.command != Command::Run {
         // A hook's own stderr is in no log. Where the container's may not be opened, it is all there is.
         let _ = log.also_to(Pod::see(&parsed.settings.rules).main);
     }
@@ -51,5 +52,6 @@ fn dispatch(parsed: Parsed) -> Exit {
     match parsed.command {
         Command::Run => run(&parsed.settings, terms, parsed.command_line, &log),
         Command::Prestop => prestop(&parsed, terms, &log),
+        Command::Poststart => poststart(&parsed.settings, &log),
     }
 }

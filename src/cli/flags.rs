@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::values::{Expected, boolean, duration, names, ranges, word};
-use super::{Command, Settings};
+use super::{Command, OnTimeout, Settings};
 use crate::log::{Format, Level};
 use crate::pod::owners::Kinds;
+use crate::proxy_api::Url;
 
 /// One flag, and with it one environment variable.
 pub struct Flag {
@@ -33,7 +34,7 @@ impl Flag {
     }
 }
 
-use Command::{Prestop, Run};
+use Command::{Poststart, Prestop, Run};
 
 /// All flags, in the order of the help.
 pub const FLAGS: &[Flag] = &[
@@ -156,10 +157,40 @@ pub const FLAGS: &[Flag] = &[
         set: |settings, text| store(&mut settings.exit_zero, boolean(text)),
     },
     Flag {
+        name: "ready-url",
+        value: "URL",
+        default: "http://127.0.0.1:15021/healthz/ready",
+        commands: &[Poststart],
+        short: "Where 200 says that the proxy is ready.",
+        long: "On this host only, without TLS: 127.0.0.1 is asked, and ::1 where nothing listens there.",
+        set: |settings, text| store(&mut settings.ready_url, Url::parse(text)),
+    },
+    Flag {
+        name: "ready-timeout",
+        value: "DURATION",
+        default: "60s",
+        commands: &[Poststart],
+        short: "How long to wait for the proxy to be ready.",
+        long: "One look is made even with 0.",
+        set: |settings, text| store(&mut settings.ready_timeout, duration(text)),
+    },
+    Flag {
+        name: "on-timeout",
+        value: "WHAT",
+        default: "fail",
+        commands: &[Poststart],
+        short: "When the proxy is not ready in time: fail (exit 124) or continue.",
+        long: "A postStart hook that fails has its container restarted by kubelet.",
+        set: |settings, text| {
+            let words = [("fail", OnTimeout::Fail), ("continue", OnTimeout::Continue)];
+            store(&mut settings.on_timeout, word(text, &words))
+        },
+    },
+    Flag {
         name: "log-format",
         value: "FORMAT",
         default: "text",
-        commands: &[Run, Prestop],
+        commands: &[Run, Prestop, Poststart],
         short: "text or json.",
         long: "One event a line on stderr, in both.",
         set: |settings, text| store(&mut settings.log_format, word(text, &Format::NAMES)),
@@ -168,7 +199,7 @@ pub const FLAGS: &[Flag] = &[
         name: "log-level",
         value: "LEVEL",
         default: "info",
-        commands: &[Run, Prestop],
+        commands: &[Run, Prestop, Poststart],
         short: "error, warn, info or debug.",
         long: "A hold is told at info.",
         set: |settings, text| store(&mut settings.log_level, word(text, &Level::NAMES)),

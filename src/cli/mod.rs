@@ -13,6 +13,7 @@ use lexopt::Arg;
 use crate::hold::Terms;
 use crate::log::{Format, Level};
 use crate::pod::owners::{Kinds, Rules};
+use crate::proxy_api::Url;
 use flags::{FLAGS, Flag};
 
 /// What pilot-agent's own drain (5 s) and kubelet's last 2 s need of the grace period.
@@ -25,11 +26,13 @@ pub enum Command {
     Run,
     /// The sidecar's preStop hook.
     Prestop,
+    /// The sidecar's postStart hook.
+    Poststart,
 }
 
 impl Command {
     /// All commands: name, arguments and what they do, as the help shows them.
-    pub const ALL: [(Command, &'static str, &'static str, &'static str); 2] = [
+    pub const ALL: [(Command, &'static str, &'static str, &'static str); 3] = [
         (
             Command::Run,
             "run",
@@ -37,6 +40,12 @@ impl Command {
             "Start COMMAND as the sidecar's entrypoint; on a stop signal hold, then forward it.",
         ),
         (Command::Prestop, "prestop", "[FLAGS]", "Hold, then return: the sidecar's preStop exec hook."),
+        (
+            Command::Poststart,
+            "poststart",
+            "[FLAGS]",
+            "Return when the proxy is ready: the sidecar's postStart hook.",
+        ),
     ];
 
     /// Its name.
@@ -44,6 +53,15 @@ impl Command {
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|entry| entry.0 == self).map_or("", |entry| entry.1)
     }
+}
+
+/// What to do when the proxy is not ready in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnTimeout {
+    /// Exit 124.
+    Fail,
+    /// Go on as if it were ready.
+    Continue,
 }
 
 /// The settings in force.
@@ -67,6 +85,12 @@ pub struct Settings {
     pub signal_group: bool,
     /// `--exit-zero`
     pub exit_zero: bool,
+    /// `--ready-url`
+    pub ready_url: Url,
+    /// `--ready-timeout`
+    pub ready_timeout: Duration,
+    /// `--on-timeout`
+    pub on_timeout: OnTimeout,
     /// `--log-format`
     pub log_format: Format,
     /// `--log-level`
@@ -91,6 +115,9 @@ impl Default for Settings {
             native_sidecar: false,
             signal_group: false,
             exit_zero: false,
+            ready_url: Url::ready(),
+            ready_timeout: Duration::from_secs(60),
+            on_timeout: OnTimeout::Fail,
             log_format: Format::Text,
             log_level: Level::Info,
         }
@@ -186,7 +213,7 @@ pub fn parse(
         let name = name.to_string_lossy();
         let Some(rest) = name.strip_prefix("OUTLAST_") else { continue };
         match FLAGS.iter().find(|flag| flag.variable() == name) {
-            Some(flag) if flag.commands.contains(&command) && !value.is_empty() => {
+            Some(flag) if !value.is_empty() && is_checked(flag, command) => {
                 values.insert(flag.name, (name.into_owned(), value));
             }
             Some(_) => {}
@@ -283,6 +310,13 @@ impl Parsed {
     }
 }
 
+/// Only the settings of the command that runs are checked. poststart checks those of the hold as well, so that a typo
+/// shows at the start and not at the stop.
+fn is_checked(flag: &Flag, command: Command) -> bool {
+    let holds = [Command::Run, Command::Prestop].iter().any(|command| flag.commands.contains(command));
+    flag.commands.contains(&command) || (command == Command::Poststart && holds)
+}
+
 fn flags_of(command: Command) -> impl Iterator<Item = &'static Flag> {
     FLAGS.iter().filter(move |flag| flag.commands.contains(&command))
 }
@@ -358,6 +392,10 @@ fn help(command: Command, long: bool) -> String {
         Command::Prestop => {
             "\nExit status: 0 released; 124 the timeout was reached; 128 + n signal n ended the hold; 2 a flag or\n\
              variable was wrong, and the hook held with that setting's default.\n"
+        }
+        Command::Poststart => {
+            "\nExit status: 0 the proxy is ready; 124 it was not in time; 128 + n signal n ended the wait; 2 a flag\n\
+             or variable was wrong, those of the hold included.\n"
         }
     };
     text
@@ -523,6 +561,12 @@ mod tests {
             ("PATH", "/bin"),
         ];
         assert_eq!(parsed(&["run", "--", "true"], &env).unknown, ["OUTLAST_TIMEOUTS"]);
+    }
+
+    #[test]
+    fn poststart_checks_the_settings_of_the_hold_too() {
+        assert!(refused(&["poststart"], &[("OUTLAST_SETTLE", "1")]).contains("OUTLAST_SETTLE"));
+        parsed(&["run", "--", "true"], &[("OUTLAST_READY_URL", "nonsense")]);
     }
 
     #[test]

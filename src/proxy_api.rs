@@ -1,0 +1,185 @@
+//! Requests to pilot-agent and Envoy: over loopback only, bounded in time and size.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use ureq::config::Config;
+use ureq::http::{Request, Uri};
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{NextTimeout, TcpConnector};
+use ureq::{Agent, Error};
+
+/// A request takes at most this long, as in `pilot-agent wait`.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
+/// A head longer than this is no answer. Bodies are not read at all.
+const LONGEST_HEAD: usize = 16 * 1024;
+
+/// A URL of the proxy's: plain HTTP on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url(Uri);
+
+impl Url {
+    /// Where Istio's proxy says that it is ready.
+    #[must_use]
+    pub fn ready() -> Url {
+        Url(Uri::from_static("http://127.0.0.1:15021/healthz/ready"))
+    }
+
+    /// Checks a URL. Names are never resolved: `localhost` is taken as what it means.
+    ///
+    /// # Errors
+    /// What was expected instead.
+    pub fn parse(text: &str) -> Result<Url, String> {
+        let expected = || "an http:// URL of 127.0.0.1, [::1] or localhost".to_string();
+        let uri: Uri = text.parse().map_err(|_| expected())?;
+        let Some(host @ ("127.0.0.1" | "[::1]" | "localhost")) = uri.host() else { return Err(expected()) };
+        // The parser lets a user name stand, and takes a port that is too large for none.
+        let authority = match uri.port_u16() {
+            Some(0) => return Err(expected()),
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_string(),
+        };
+        let exact = uri.authority().is_some_and(|found| found.as_str() == authority);
+        if exact && uri.scheme_str() == Some("http") { Ok(Url(uri)) } else { Err(expected()) }
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The request's method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Asks.
+    Get,
+    /// Tells, without a body.
+    Post,
+}
+
+/// Asks and tells the proxy.
+#[derive(Debug)]
+pub struct ProxyApi {
+    agent: Agent,
+    loopback: Loopback,
+    /// One of the two addresses has answered, and the other is not asked any more.
+    kept: bool,
+}
+
+impl ProxyApi {
+    /// No request is made yet.
+    #[must_use]
+    pub fn new() -> ProxyApi {
+        let loopback = Loopback::default();
+        let config = Config::builder()
+            .proxy(None)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .http_status_as_error(false)
+            .timeout_global(Some(REQUEST_TIMEOUT))
+            .max_response_header_size(LONGEST_HEAD)
+            .input_buffer_size(LONGEST_HEAD)
+            .max_idle_connections(0)
+            .user_agent(concat!("outlast/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let agent = Agent::with_parts(config, TcpConnector::default(), loopback.clone());
+        ProxyApi { agent, loopback, kept: false }
+    }
+
+    /// Makes one request; returns the status. 127.0.0.1 is asked first, then `::1` where nothing listens there.
+    ///
+    /// # Errors
+    /// No answer within the time, or none that is HTTP.
+    pub fn request(&mut self, method: Method, url: &Url) -> Result<u16, String> {
+        match self.once(method, url) {
+            Err(Error::Io(error)) if !self.kept && error.kind() == ErrorKind::ConnectionRefused => {
+                self.loopback.swap();
+                let second = self.once(method, url);
+                if second.is_err() {
+                    self.loopback.swap();
+                }
+                second
+            }
+            first => first,
+        }
+        .inspect(|_| self.kept = true)
+        .map_err(|error| error.to_string())
+    }
+
+    fn once(&self, method: Method, url: &Url) -> Result<u16, Error> {
+        let method = match method {
+            Method::Get => "GET",
+            Method::Post => "POST",
+        };
+        let request = Request::builder().method(method).uri(url.0.clone()).header("connection", "close");
+        Ok(self.agent.run(request.body(())?)?.status().as_u16())
+    }
+}
+
+impl Default for ProxyApi {
+    fn default() -> ProxyApi {
+        ProxyApi::new()
+    }
+}
+
+/// Whatever a URL says, its host is this one: 127.0.0.1 or `::1`.
+#[derive(Clone, Debug, Default)]
+struct Loopback {
+    v6: Arc<AtomicBool>,
+}
+
+impl Loopback {
+    fn swap(&self) {
+        self.v6.fetch_xor(true, Relaxed);
+    }
+}
+
+impl Resolver for Loopback {
+    fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
+        let ip: IpAddr =
+            if self.v6.load(Relaxed) { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        let mut addresses = self.empty();
+        addresses.push(SocketAddr::new(ip, uri.port_u16().unwrap_or(80)));
+        Ok(addresses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_of_this_host() {
+        for text in ["http://127.0.0.1:15021/healthz/ready", "http://[::1]:80/", "http://localhost/x?y"] {
+            assert_eq!(
+                Url::parse(text).unwrap().to_string().trim_end_matches('/'),
+                text.trim_end_matches('/')
+            );
+        }
+        for text in [
+            "",
+            "15021",
+            "127.0.0.1:15021",
+            "https://127.0.0.1/",
+            "http://10.0.0.1/",
+            "http://example.com/",
+            "http:///x",
+            "http://127.0.0.1:0/",
+            "http://127.0.0.1:99999/",
+            "http://user@127.0.0.1/",
+            "http://127.0.0.1.evil/",
+            "ftp://localhost/",
+            "http://127.0.0.1:x/",
+            "http://127.0.0.1/ x",
+            "/healthz",
+        ] {
+            assert!(Url::parse(text).is_err(), "{text}");
+        }
+    }
+}
