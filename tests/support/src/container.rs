@@ -207,6 +207,11 @@ fn find_programs() -> Result<PathBuf> {
     if let Some(cargo) = env::var_os("CARGO") {
         let mut build = Command::new(cargo);
         build.args(["build", "--quiet", "--package=pod", "--bins"]).current_dir(repository());
+        // What cargo tells a program that it runs would make build scripts that look at it run again.
+        let of_ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_ours)) {
+            build.env_remove(name);
+        }
         if dir.ends_with("release") {
             build.arg("--release");
         }

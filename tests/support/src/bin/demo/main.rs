@@ -6,6 +6,7 @@ mod picture;
 
 use anyhow::{Context, Result, ensure};
 use pod::{Pace, Pod, StopPlan};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Barrier;
@@ -67,7 +68,7 @@ fn main() -> Result<ExitCode> {
     let outlast =
         Path::new(outlast).canonicalize().with_context(|| format!("{outlast}: see scripts/demo"))?;
 
-    println!("Starting five Pods, each with an application and a real Envoy as its sidecar.");
+    say("Starting five Pods, each with an application and a real Envoy as its sidecar.");
     let (ready, started) = (Barrier::new(WAYS.len()), Instant::now());
     let seen = thread::scope(|s| {
         let threads: Vec<_> =
@@ -75,21 +76,27 @@ fn main() -> Result<ExitCode> {
         threads.into_iter().map(|thread| thread.join().expect("a Pod")).collect::<Result<Vec<_>>>()
     })?;
 
-    println!("\n{}", table(&seen));
+    say(&format!("\n{}", table(&seen)));
     std::fs::write(picture, picture::draw(&seen)).with_context(|| picture.clone())?;
-    println!("The timelines are in {picture}.");
+    say(&format!("The timelines are in {picture}."));
     let lossless = |seen: &Seen| seen.lost() == 0 && seen.last_call.1;
     let wrong = WAYS.iter().zip(&seen).filter(|(way, seen)| way.outlast && !lossless(seen)).count();
     ensure!(wrong == 0, "outlast lost something");
     Ok(ExitCode::SUCCESS)
 }
 
+/// A reader that has gone away is no reason to stop.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 /// Runs one Pod from its start to its end.
 fn stop(way: &Way, outlast: &Path, ready: &Barrier, begun: Instant) -> Result<Seen> {
-    let say = |text: &str| println!("{:5.1} s  {:15}  {text}", begun.elapsed().as_secs_f64(), way.name);
+    let event =
+        |who: &str, text: &str| say(&format!("{:5.1} s  {who:15}  {text}", begun.elapsed().as_secs_f64()));
     let everyone = |leader: bool, text: &str| {
         if leader {
-            println!("{:5.1} s  {:15}  {text}", begun.elapsed().as_secs_f64(), "all five");
+            event("all five", text);
         }
     };
     let application =
@@ -131,7 +138,10 @@ fn stop(way: &Way, outlast: &Path, ready: &Barrier, begun: Instant) -> Result<Se
         proxy: since(report.sidecar.exit.at),
     };
     let (proxy, application) = (seen.proxy, seen.application);
-    say(&format!("gone; the proxy lived {proxy:.1} s after the stop, the application {application:.1} s"));
+    event(
+        way.name,
+        &format!("gone; the proxy lived {proxy:.1} s after the stop, the application {application:.1} s"),
+    );
     if way.outlast && (seen.lost() > 0 || made.is_none()) {
         eprintln!("--- log of {}\n{}---", way.name, pod.log().text());
     }

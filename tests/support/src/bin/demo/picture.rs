@@ -104,12 +104,12 @@ fn legend(svg: &mut String, y: f64) {
         text(svg, "", x + 30.0, y + 1.0, "start", word);
         x += width;
     }
-    for (class, word) in [("answered", "answered"), ("lost", "request lost")] {
+    for (class, word, width) in [("answered", "answered", 94.0), ("lost", "request lost", 128.0)] {
         for offset in [0.0, 4.0, 8.0] {
             line(svg, class, x + offset, y - 10.0, y - 10.0 + STRIP);
         }
         text(svg, "", x + 16.0, y + 1.0, "start", word);
-        x += 116.0;
+        x += width;
     }
     call(svg, x - 12.0, y - 4.0, true);
     text(svg, "", x, y + 1.0, "start", "last call made");
