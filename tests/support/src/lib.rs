@@ -35,7 +35,7 @@ pub use client::{Load, Pace, Request, SlowReader};
 pub use container::{Exit, Process, Status};
 pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
-pub use pod::{Builder, Pod};
+pub use pod::{Builder, End, Pod};
 pub use upstream::{TlsUpstream, Upstream};
 
 /// The Pod's addresses, and those of the clients on the other end of its veth.

@@ -80,6 +80,13 @@ impl Builder {
     }
 }
 
+/// The two ends of the veth. A request from the Pod's comes from no container, but from the Pod's network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Pod,
+    Client,
+}
+
 /// A running Pod. Dropping it kills what still runs; while a test panics it prints its log.
 #[derive(Debug)]
 pub struct Pod {
@@ -151,6 +158,12 @@ impl Pod {
             ensure!(ready.is_some(), "the application is not ready after {READY:?}:\n{}", self.log.text());
         }
         Ok(())
+    }
+
+    /// Makes one request from an end of the veth; the status of the answer.
+    pub fn call(&self, from: End, method: &str, addr: &str, path: &str) -> Result<u16> {
+        let (addr, netns) = (addr.parse()?, if from == End::Pod { &self.net } else { &self.client });
+        Ok(netns.run(|| http::call(method, addr, path, Duration::from_secs(10)))?)
     }
 
     /// A client's connections from `port` fall silent, both ways and without a FIN.
