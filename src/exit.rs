@@ -9,6 +9,10 @@ pub enum Exit {
     Success,
     /// 2: a flag, variable or argument is wrong; nothing was started (the hook held all the same).
     Usage,
+    /// 3: `status --check` saw a holder.
+    Held,
+    /// 4: `status --check` could not see everything.
+    Unknown,
     /// 124: the timeout was over, as in timeout(1).
     Timeout,
     /// 125: outlast itself failed before COMMAND ran, as in env(1) and docker-run(1).
@@ -28,6 +32,8 @@ impl From<Exit> for u8 {
         match exit {
             Exit::Success => 0,
             Exit::Usage => 2,
+            Exit::Held => 3,
+            Exit::Unknown => 4,
             Exit::Timeout => 124,
             Exit::Failure => 125,
             Exit::NotExecutable => 126,

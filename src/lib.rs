@@ -25,5 +25,6 @@ pub mod poststart;
 pub mod prestop;
 pub mod proxy_api;
 pub mod run;
+pub mod status;
 pub mod stop;
 pub mod watch;

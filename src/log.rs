@@ -197,7 +197,7 @@ fn json(line: &mut String, time: SystemTime, level: &str, message: &str, fields:
 }
 
 /// A string with what JSON wants escaped (RFC 8259, section 7).
-struct Json<'a>(&'a str);
+pub struct Json<'a>(pub &'a str);
 
 impl Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

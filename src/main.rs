@@ -11,6 +11,7 @@ use outlast::log::{Format, Level, Log};
 use outlast::poststart::poststart;
 use outlast::prestop::{Pod, prestop};
 use outlast::run::run;
+use outlast::status::status;
 
 /// The first code of the process: see [`first::before_main`].
 #[used]
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
 
 fn dispatch(parsed: Parsed) -> Exit {
     let log = Log::new(parsed.settings.log_format, parsed.settings.log_level);
-    if parsed.command != Command::Run {
+    if matches!(parsed.command, Command::Prestop | Command::Poststart) {
         // A hook's own stderr is in no log. Where the container's may not be opened, it is all there is.
         let _ = log.also_to(Pod::see(&parsed.settings.rules).main);
     }
@@ -52,6 +53,7 @@ fn dispatch(parsed: Parsed) -> Exit {
     match parsed.command {
         Command::Run => run(&parsed.settings, terms, parsed.command_line, &log),
         Command::Prestop => prestop(&parsed, terms, &log),
+        Command::Status => status(&parsed.settings),
         Command::Poststart => poststart(&parsed.settings, &log),
     }
 }

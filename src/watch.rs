@@ -12,7 +12,7 @@ use crate::hold::{Hold, Look, Next, Reason, Terms};
 use crate::log::{Field, Log};
 use crate::pod::kernel::Kernel;
 use crate::pod::owners::{Kinds, Owner, Rule};
-use crate::pod::snapshot::{Holds, Judged, Observer};
+use crate::pod::snapshot::{Judged, Observer};
 
 /// At the start, at most this many listeners are named; with all else a hold of 30 s stays below 100 lines.
 const NAMED_LISTENERS: usize = 30;
@@ -136,8 +136,8 @@ impl<'a, K: Kernel> Watch<'a, K> {
             }
             _ => self.log.info("hold released", &fields),
         }
-        for holder in view.holders().take(NAMED_HOLDERS) {
-            self.log.info(&holder.row.to_string(), &[("left", &Kind(holder))]);
+        for (holder, kind) in view.holders().take(NAMED_HOLDERS) {
+            self.log.info(&holder.row.to_string(), &[("left", &kind)]);
         }
     }
 
@@ -214,17 +214,14 @@ impl<'a, K: Kernel> Watch<'a, K> {
         if rest > 0 {
             self.log.info("more listeners", &[("count", &rest)]);
         }
-        let holds = |socket: &&Judged| !socket.row.listens() && socket.holds.is_some();
-        for socket in view.sockets.iter().filter(holds).take(NAMED_CONNECTIONS) {
-            let fields: [Field; 2] = [("owner", &socket.owner), ("holds", &Kind(socket))];
-            self.log.info(&socket.row.to_string(), &fields);
+        let named = view.holders().filter(|(socket, _)| !socket.row.listens()).take(NAMED_CONNECTIONS);
+        let named: Vec<_> = named.collect();
+        for (socket, kind) in &named {
+            self.log.info(&socket.row.to_string(), &[("owner", &socket.owner), ("holds", kind)]);
         }
         let mut rest: BTreeMap<Owner, BTreeMap<u16, usize>> = BTreeMap::new();
-        let named = view.sockets.iter().filter(holds).take(NAMED_CONNECTIONS);
-        let named: Vec<_> = named.map(|socket| socket.row).collect();
-        for socket in
-            view.sockets.iter().filter(|socket| !socket.row.listens() && !named.contains(&socket.row))
-        {
+        let is_named = |socket: &Judged| named.iter().any(|(named, _)| named.row == socket.row);
+        for socket in view.sockets.iter().filter(|socket| !socket.row.listens() && !is_named(socket)) {
             let count = rest.entry(socket.owner).or_default().entry(socket.row.remote.port()).or_default();
             *count = count.saturating_add(1);
         }
@@ -238,10 +235,8 @@ impl<'a, K: Kernel> Watch<'a, K> {
 
     fn tell_counts(&self, message: &str, now: Duration) {
         let view = self.observer.view();
-        let count = |kind| view.holders().filter(|holder| holder.holds == Some(kind)).count();
         let after = Time(now);
-        let counts = [Holds::Listener, Holds::Connection, Holds::Undelivered].map(count);
-        let [listeners, connections, undelivered] = &counts;
+        let [listeners, connections, undelivered] = &view.counts();
         let mut fields: Vec<Field> = vec![("after", &after), ("listeners", listeners)];
         if view.complete {
             fields.extend([("connections", connections as _), ("undelivered", undelivered as _)]);
@@ -275,20 +270,6 @@ impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, milli) = (self.0.as_secs(), self.0.subsec_millis());
         if milli == 0 { write!(f, "{whole}s") } else { write!(f, "{whole}.{milli:03}s") }
-    }
-}
-
-/// As what a socket holds.
-struct Kind<'a>(&'a Judged);
-
-impl fmt::Display for Kind<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0.holds {
-            Some(Holds::Listener) => "listener",
-            Some(Holds::Connection) => "connection",
-            Some(Holds::Undelivered) => "undelivered",
-            None => "no",
-        })
     }
 }
 

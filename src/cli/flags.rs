@@ -34,7 +34,7 @@ impl Flag {
     }
 }
 
-use Command::{Poststart, Prestop, Run};
+use Command::{Poststart, Prestop, Run, Status};
 
 /// All flags, in the order of the help.
 pub const FLAGS: &[Flag] = &[
@@ -79,7 +79,7 @@ pub const FLAGS: &[Flag] = &[
         name: "hold",
         value: "KIND,...",
         default: "listeners,connections,undelivered",
-        commands: &[Run, Prestop],
+        commands: &[Run, Prestop, Status],
         short: "What holds: listeners, connections, undelivered.",
         long: "listeners and connections are the application's TCP sockets; undelivered are bytes that the proxy \
                still has to pass on. `listeners` alone is what a loop over netstat waits for.",
@@ -99,7 +99,7 @@ pub const FLAGS: &[Flag] = &[
         name: "proxy",
         value: "NAME,...",
         default: "envoy,pilot-agent",
-        commands: &[Run, Prestop],
+        commands: &[Run, Prestop, Status],
         short: "Names of the proxy's processes.",
         long: "They are compared with the kernel's name of a process (comm), as the kernel does: on 15 bytes. \
                Linkerd: linkerd2-proxy. Consul: consul-dataplane,envoy. Kuma: kuma-dp,envoy.",
@@ -109,7 +109,7 @@ pub const FLAGS: &[Flag] = &[
         name: "ignore-port",
         value: "PORT,...",
         default: "none",
-        commands: &[Run, Prestop],
+        commands: &[Run, Prestop, Status],
         short: "Local ports that never hold, such as 9000-9099.",
         long: "For other sidecars that listen for ever.",
         set: |settings, text| {
@@ -120,7 +120,7 @@ pub const FLAGS: &[Flag] = &[
         name: "ignore-uid",
         value: "UID,...",
         default: "none",
-        commands: &[Run, Prestop],
+        commands: &[Run, Prestop, Status],
         short: "Uids whose sockets never hold.",
         long: "The uid is that of the process that made the socket.",
         set: |settings, text| {
@@ -187,10 +187,28 @@ pub const FLAGS: &[Flag] = &[
         },
     },
     Flag {
+        name: "json",
+        value: "",
+        default: "false",
+        commands: &[Status],
+        short: "Print one JSON document.",
+        long: "docs/status.schema.json describes it.",
+        set: |settings, text| store(&mut settings.json, boolean(text)),
+    },
+    Flag {
+        name: "check",
+        value: "",
+        default: "false",
+        commands: &[Status],
+        short: "Say by the exit status whether anything holds.",
+        long: "0: nothing holds. 3: something does. 4: not everything could be read.",
+        set: |settings, text| store(&mut settings.check, boolean(text)),
+    },
+    Flag {
         name: "log-format",
         value: "FORMAT",
         default: "text",
-        commands: &[Run, Prestop, Poststart],
+        commands: &[Run, Prestop, Poststart, Status],
         short: "text or json.",
         long: "One event a line on stderr, in both.",
         set: |settings, text| store(&mut settings.log_format, word(text, &Format::NAMES)),
@@ -199,7 +217,7 @@ pub const FLAGS: &[Flag] = &[
         name: "log-level",
         value: "LEVEL",
         default: "info",
-        commands: &[Run, Prestop, Poststart],
+        commands: &[Run, Prestop, Poststart, Status],
         short: "error, warn, info or debug.",
         long: "A hold is told at info.",
         set: |settings, text| store(&mut settings.log_level, word(text, &Level::NAMES)),

@@ -28,11 +28,13 @@ pub enum Command {
     Prestop,
     /// The sidecar's postStart hook.
     Poststart,
+    /// For a person, or an exec probe.
+    Status,
 }
 
 impl Command {
     /// All commands: name, arguments and what they do, as the help shows them.
-    pub const ALL: [(Command, &'static str, &'static str, &'static str); 3] = [
+    pub const ALL: [(Command, &'static str, &'static str, &'static str); 4] = [
         (
             Command::Run,
             "run",
@@ -45,6 +47,12 @@ impl Command {
             "poststart",
             "[FLAGS]",
             "Return when the proxy is ready: the sidecar's postStart hook.",
+        ),
+        (
+            Command::Status,
+            "status",
+            "[FLAGS]",
+            "Print every socket with its owner, and what a hold would do now.",
         ),
     ];
 
@@ -66,6 +74,7 @@ pub enum OnTimeout {
 
 /// The settings in force.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Settings {
     /// `--grace-period`
     pub grace_period: Duration,
@@ -91,6 +100,10 @@ pub struct Settings {
     pub ready_timeout: Duration,
     /// `--on-timeout`
     pub on_timeout: OnTimeout,
+    /// `--json`
+    pub json: bool,
+    /// `--check`
+    pub check: bool,
     /// `--log-format`
     pub log_format: Format,
     /// `--log-level`
@@ -118,6 +131,8 @@ impl Default for Settings {
             ready_url: Url::ready(),
             ready_timeout: Duration::from_secs(60),
             on_timeout: OnTimeout::Fail,
+            json: false,
+            check: false,
             log_format: Format::Text,
             log_level: Level::Info,
         }
@@ -376,7 +391,7 @@ fn help(command: Command, long: bool) -> String {
         let name = format!("--{}{value}", flag.name);
         if long {
             let _ = writeln!(text, "\n  {name}\n      {} [{}]", flag.short, flag.variable());
-            wrap(&mut text, flag.long);
+            wrap(&mut text, "      ", flag.long);
             let _ = writeln!(text, "      Default: {}.", flag.default);
         } else {
             let _ = writeln!(text, "  {name:<27} {} [{}]", flag.short, flag.default);
@@ -384,34 +399,42 @@ fn help(command: Command, long: bool) -> String {
     }
     text +=
         "\nA flag goes before its variable (OUTLAST_ and the flag's name), which goes before the default.\n";
-    text += match command {
+    let statuses = match command {
         Command::Run => {
-            "\nExit status: COMMAND's; 128 + n when signal n killed it; 2 wrong usage; 125 outlast failed before\n\
-             COMMAND ran; 126 COMMAND cannot be executed; 127 COMMAND was not found.\n"
+            "COMMAND's; 128 + n when signal n killed it; 2 wrong usage; 125 outlast failed before COMMAND ran; 126 \
+             COMMAND cannot be executed; 127 COMMAND was not found."
         }
         Command::Prestop => {
-            "\nExit status: 0 released; 124 the timeout was reached; 128 + n signal n ended the hold; 2 a flag or\n\
-             variable was wrong, and the hook held with that setting's default.\n"
+            "0 released; 124 the timeout was reached; 128 + n signal n ended the hold; 2 a flag or variable was wrong, \
+             and the hook held with that setting's default."
         }
         Command::Poststart => {
-            "\nExit status: 0 the proxy is ready; 124 it was not in time; 128 + n signal n ended the wait; 2 a flag\n\
-             or variable was wrong, those of the hold included.\n"
+            "0 the proxy is ready; 124 it was not in time; 128 + n signal n ended the wait; 2 a flag or variable was \
+             wrong, those of the hold included."
+        }
+        Command::Status => {
+            "0; with --check 0 nothing holds, 3 something holds, 4 not everything could be read; 2 wrong usage."
         }
     };
+    text += "\n";
+    wrap(&mut text, "", &format!("Exit status: {statuses}"));
     text
 }
 
-/// Breaks a paragraph into indented lines of at most 100 columns.
-fn wrap(text: &mut String, paragraph: &str) {
-    let mut line = String::from("     ");
+/// Breaks a paragraph into lines of at most 100 columns.
+fn wrap(text: &mut String, indent: &str, paragraph: &str) {
+    let mut line = String::new();
     for word in paragraph.split_ascii_whitespace() {
-        if line.len().saturating_add(word.len()) >= 100 {
-            let _ = writeln!(text, "{line}");
-            line = String::from("     ");
+        if !line.is_empty()
+            && [indent, &line, word].into_iter().map(str::len).fold(1, usize::saturating_add) > 100
+        {
+            let _ = writeln!(text, "{indent}{line}");
+            line.clear();
         }
-        let _ = write!(line, " {word}");
+        let space = if line.is_empty() { "" } else { " " };
+        let _ = write!(line, "{space}{word}");
     }
-    let _ = writeln!(text, "{line}");
+    let _ = writeln!(text, "{indent}{line}");
 }
 
 #[cfg(test)]

@@ -101,6 +101,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// `tcp` or `tcp6`, as netstat calls the two tables.
+    #[must_use]
+    pub fn protocol(&self) -> &'static str {
+        if self.local.is_ipv4() { "tcp" } else { "tcp6" }
+    }
+
     /// Whether it is a listener.
     #[must_use]
     pub fn listens(&self) -> bool {
@@ -111,7 +117,7 @@ impl Row {
 /// `listener tcp 0.0.0.0:8080 uid 1000 inode 123`, or a connection with its peer, state and queues.
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = if self.local.is_ipv4() { "tcp" } else { "tcp6" };
+        let protocol = self.protocol();
         if self.listens() {
             return write!(f, "listener {protocol} {} uid {} inode {}", self.local, self.uid, self.inode);
         }

@@ -1,6 +1,7 @@
 //! One look at the Pod: rows, owners and holders brought together, with what earlier looks have learnt.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::mem::take;
 use std::net::SocketAddr;
@@ -24,6 +25,16 @@ pub enum Holds {
     Connection,
     /// Bytes that the proxy still has to pass on.
     Undelivered,
+}
+
+impl fmt::Display for Holds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Holds::Listener => "listener",
+            Holds::Connection => "connection",
+            Holds::Undelivered => "undelivered",
+        })
+    }
 }
 
 /// A socket with its owner and the verdict.
@@ -67,9 +78,16 @@ impl View {
         }
     }
 
-    /// What holds.
-    pub fn holders(&self) -> impl Iterator<Item = &Judged> {
-        self.sockets.iter().filter(|socket| socket.holds.is_some())
+    /// What holds, and as what.
+    pub fn holders(&self) -> impl Iterator<Item = (&Judged, Holds)> {
+        self.sockets.iter().filter_map(|socket| Some((socket, socket.holds?)))
+    }
+
+    /// How many listeners, connections and undelivered ones hold.
+    #[must_use]
+    pub fn counts(&self) -> [usize; 3] {
+        [Holds::Listener, Holds::Connection, Holds::Undelivered]
+            .map(|kind| self.holders().filter(|(_, holds)| *holds == kind).count())
     }
 
     /// Whether there is a proxy.
@@ -119,6 +137,8 @@ pub struct Observer<K> {
     view: View,
     /// Counts the looks.
     look: u64,
+    /// Keep also the rows that can never hold.
+    everything: bool,
 }
 
 impl<K: Kernel> Observer<K> {
@@ -134,7 +154,15 @@ impl<K: Kernel> Observer<K> {
             unreadable: Vec::new(),
             view: View::default(),
             look: 0,
+            everything: false,
         }
+    }
+
+    /// Shows also the sockets that can never hold: for a person.
+    #[must_use]
+    pub fn with_everything(mut self) -> Observer<K> {
+        self.everything = true;
+        self
     }
 
     /// Proxy processes whose fd table cannot be read, with their effective uid.
@@ -154,7 +182,7 @@ impl<K: Kernel> Observer<K> {
     /// While a listener holds, connections decide nothing and are not read: it is they that are many.
     pub fn look(&mut self, now: Duration) -> &View {
         let connections_hold = self.rules.hold.connections || self.rules.hold.undelivered;
-        let listener_held = self.view.holders().any(|socket| socket.holds == Some(Holds::Listener));
+        let listener_held = self.view.holders().any(|(_, holds)| holds == Holds::Listener);
         let mut sockets = take(&mut self.view.sockets);
         let before = take(&mut self.view.proxies);
         self.look = self.look.saturating_add(1);
@@ -213,12 +241,12 @@ impl<K: Kernel> Observer<K> {
     /// The rows that matter, not judged yet. An error leaves those before it.
     fn read(&mut self, sockets: &mut Vec<Judged>) -> io::Result<()> {
         sockets.clear();
-        let complete = self.view.complete;
+        let (complete, everything) = (self.view.complete, self.everything);
         self.kernel.rows(&mut |row| {
             if !row.listens() && !complete {
                 return ControlFlow::Break(());
             }
-            if row.listens() || row.inode != 0 || orphan_owes(&row) {
+            if everything || row.listens() || row.inode != 0 || orphan_owes(&row) {
                 sockets.push(Judged { row, owner: Owner::Nobody, rule: Rule::NoInode, holds: None });
             }
             ControlFlow::Continue(())
@@ -304,10 +332,16 @@ impl<K: Kernel> Observer<K> {
                     (self.rules.hold.connections && !only_ports_tell).then_some(Holds::Connection)
                 }
                 Owner::Proxy | Owner::Nobody => {
-                    let owes = self.rules.hold.undelivered
+                    let owes = if socket.owner == Owner::Nobody {
+                        orphan_owes(&socket.row)
+                    } else {
+                        proxy_owes(&socket.row)
+                    };
+                    (owes
+                        && self.rules.hold.undelivered
                         && !only_ports_tell
-                        && (socket.owner == Owner::Nobody || proxy_owes(&socket.row));
-                    (owes && !self.stalled(&socket.row, now)).then_some(Holds::Undelivered)
+                        && !self.stalled(&socket.row, now))
+                    .then_some(Holds::Undelivered)
                 }
                 Owner::Ignored => None,
             };
@@ -415,7 +449,7 @@ mod tests {
     }
 
     fn holds(view: &View) -> Vec<(u64, Holds)> {
-        view.holders().map(|socket| (socket.row.inode, socket.holds.unwrap())).collect()
+        view.holders().map(|(socket, holds)| (socket.row.inode, holds)).collect()
     }
 
     const S: Duration = Duration::from_secs(1);
@@ -576,7 +610,7 @@ mod tests {
                 let rows = rows(sockets);
                 observer.kernel.scenes[0] = scene(&rows, &envoy);
                 let view = observer.look(S * u32::try_from(index).unwrap());
-                prop_assert!(view.holders().all(|holder| holder.row.inode % 2 == 0));
+                prop_assert!(view.holders().all(|(holder, _)| holder.row.inode % 2 == 0));
                 prop_assert_eq!(view.sight() == Sight::Clear, !rows.iter().any(|row| row.inode % 2 == 0));
             }
         }
