@@ -9,6 +9,7 @@ use crate::hold::{Reason, Terms};
 use crate::init::signals::Name;
 use crate::log::{Field, Log};
 use crate::pod::kernel::{Kernel, Proc, Visible, command_line};
+use crate::pod::snapshot::proxies_among;
 use crate::stop::Stop;
 use crate::watch::Watch;
 
@@ -70,10 +71,10 @@ impl Pod {
         // Without a list there is no ancestor to find: the hook holds by itself.
         let processes = Proc.processes().unwrap_or_default();
         let parent = |of: &Visible| processes.iter().find(|process| process.pid == of.parent);
-        let proxies = processes.iter().filter(|process| rules.names(&process.name));
+        let proxies = proxies_among(&mut Proc, &processes, rules, None);
         let mut pod = Pod { main: 1, run: None };
-        for proxy in proxies {
-            // A process that takes its name while we read could close a circle; no chain is longer than the list.
+        for proxy in &proxies {
+            // Pids that are reused while we read could close a circle; no chain is longer than the list.
             let chain = std::iter::successors(Some(proxy), |process| parent(process)).take(processes.len());
             for process in chain {
                 pod.main = process.pid;

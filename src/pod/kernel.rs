@@ -49,6 +49,9 @@ pub trait Kernel {
     /// # Errors
     /// The process is gone, or /proc is.
     fn effective_uid(&mut self, pid: i32) -> io::Result<u32>;
+
+    /// The control groups of a process, as /proc/PID/cgroup names them from here; none where there is no such file.
+    fn control_groups(&mut self, pid: i32) -> Option<String>;
 }
 
 /// The running kernel, through /proc.
@@ -113,6 +116,10 @@ impl Kernel for Proc {
 
     fn effective_uid(&mut self, pid: i32) -> io::Result<u32> {
         Process::new(pid).and_then(|process| process.status()).map(|status| status.euid).map_err(to_io)
+    }
+
+    fn control_groups(&mut self, pid: i32) -> Option<String> {
+        fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
     }
 }
 

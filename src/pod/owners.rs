@@ -107,6 +107,28 @@ impl Rules {
     }
 }
 
+/// Whether a process with control groups `other` runs in the container of one with `own`: in the same groups or below.
+///
+/// A line of /proc/PID/cgroup is `hierarchy:controllers:path` (cgroups(7)). Under a cgroup namespace our own path is `/`
+/// and another container's begins with `/..`.
+#[must_use]
+pub fn same_container(own: &str, other: &str) -> bool {
+    let groups = |text: &str| -> Vec<(String, String)> {
+        let split =
+            |line: &str| line.rsplit_once(':').map(|(group, path)| (group.to_string(), path.to_string()));
+        text.lines().filter_map(split).collect()
+    };
+    let others = groups(other);
+    groups(own).iter().all(|(group, own)| {
+        let other = others.iter().find(|(name, _)| name == group).map(|(_, path)| path);
+        let below = |path: &String| {
+            let rest = path.strip_prefix(own.trim_end_matches('/'));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') && !rest.starts_with("/.."))
+        };
+        other.is_none_or(below)
+    })
+}
+
 /// What the fd tables said.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
@@ -192,6 +214,18 @@ pub(crate) mod tests {
         let rules = rules();
         assert!(rules.names("envoy") && rules.names("consul-dataplan"));
         assert!(!rules.names("envoy2") && !rules.names("envo") && !rules.names("consul-datapla"));
+    }
+
+    #[test]
+    fn containers_are_told_apart_by_control_group() {
+        let v1 = |path: &str| format!("8:pids:{path}\n2:cpuacct:{path}\n0::/\n");
+        assert!(same_container(&v1("/pods/a/x"), &v1("/pods/a/x")));
+        assert!(same_container(&v1("/pods/a/x"), &v1("/pods/a/x/below")));
+        assert!(!same_container(&v1("/pods/a/x"), &v1("/pods/a/xy")));
+        assert!(!same_container(&v1("/pods/a/x"), &v1("/pods/a")));
+        assert!(same_container("0::/\n", "0::/\n") && same_container("0::/\n", "0::/init\n"));
+        assert!(!same_container("0::/\n", "0::/../cri-containerd-5f.scope\n"));
+        assert!(same_container("", "0::/x\n"), "nothing is known");
     }
 
     #[test]

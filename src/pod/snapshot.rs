@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use super::kernel::{Kernel, Visible};
-use super::owners::{Evidence, Owner, Rule, Rules, decide, orphan_owes, proxy_owes};
+use super::owners::{Evidence, Owner, Rule, Rules, decide, orphan_owes, proxy_owes, same_container};
 use super::{Row, State};
 use crate::hold::{Proxy, Sight};
 
@@ -99,6 +99,35 @@ impl View {
             (true, false) => Proxy::Unknown,
         }
     }
+}
+
+/// The proxy's processes: those with its names, and the wrapped command's own.
+///
+/// Where the Pod shares one PID namespace, the application may have processes of that name too. They are told apart
+/// by control group, but only where that leaves any: a container that keeps its proxy in a group of its own is odd, a
+/// proxy that is overlooked loses requests.
+pub fn proxies_among(
+    kernel: &mut impl Kernel,
+    processes: &[Visible],
+    rules: &Rules,
+    child: Option<i32>,
+) -> Vec<Visible> {
+    let is_proxy = |process: &&Visible| rules.names(&process.name) || Some(process.pid) == child;
+    let named: Vec<Visible> = processes.iter().filter(is_proxy).cloned().collect();
+    if named.len() < 2 {
+        return named;
+    }
+    let Some(own) = kernel.control_groups(own_pid()) else { return named };
+    let is_ours = |process: &&Visible| {
+        Some(process.pid) == child
+            || kernel.control_groups(process.pid).is_none_or(|other| same_container(&own, &other))
+    };
+    let ours: Vec<Visible> = named.iter().filter(is_ours).cloned().collect();
+    if ours.is_empty() { named } else { ours }
+}
+
+fn own_pid() -> i32 {
+    std::process::id().cast_signed()
 }
 
 /// What is known of an inode. Its addresses tell a reused number from the old one.
@@ -215,12 +244,9 @@ impl<K: Kernel> Observer<K> {
     }
 
     fn find_proxies(&mut self) -> io::Result<()> {
-        for process in self.kernel.processes()? {
-            self.view.init_visible |= process.pid == 1;
-            if self.rules.names(&process.name) || Some(process.pid) == self.child {
-                self.view.proxies.push(process);
-            }
-        }
+        let processes = self.kernel.processes()?;
+        self.view.init_visible = processes.iter().any(|process| process.pid == 1);
+        self.view.proxies = proxies_among(&mut self.kernel, &processes, &self.rules, self.child);
         Ok(())
     }
 
@@ -303,8 +329,7 @@ impl<K: Kernel> Observer<K> {
                 Err(error) => return Err(error),
             }
         }
-        let own = i32::try_from(std::process::id()).unwrap_or_default();
-        self.kernel.sockets_of(own, &mut |inode| {
+        self.kernel.sockets_of(own_pid(), &mut |inode| {
             evidence.own.insert(inode);
         })?;
         Ok(evidence)
@@ -429,6 +454,10 @@ mod tests {
 
         fn effective_uid(&mut self, _: i32) -> io::Result<u32> {
             Ok(self.scene().unreadable_as.unwrap())
+        }
+
+        fn control_groups(&mut self, _: i32) -> Option<String> {
+            None
         }
     }
 
