@@ -3,9 +3,10 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "plain system calls with numbers")]
 
 use std::env;
-use std::ffi::CString;
 use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
+use std::ptr::null_mut;
+use std::time::Duration;
 
 use crate::sys::{self, libc};
 
@@ -28,7 +29,15 @@ extern "C" fn before_main() {
         "exit" => exit(number(0).unwrap_or(0)),
         "raise" => raise(number(0).unwrap_or(0)),
         "state" => say(&given()),
-        other => crate::reaping::role(other, &number) .or_else(|| crate::terminal::role(other, &number)).or_else(|| crate::inherit::role(other, &number)).unwrap_or_else(|| exit(99)),
+        "orphans" => orphans(number(0).unwrap_or(0), number(1).unwrap_or(0)),
+        "orphan" => orphan(),
+        "pair" => pair(),
+        "stop" => stop(),
+        "close" => close(number(0).unwrap_or(-1)),
+        "terminal" => say(&terminal()),
+        "pending" => pending(),
+        "zombie" => zombie(),
+        _ => exit(99),
     }
     exit(0);
 }
@@ -98,4 +107,127 @@ pub fn fds() -> Vec<String> {
             format!("{fd}:{flags:x}:{}", link.into_os_string().into_vec().escape_ascii())
         })
         .collect()
+}
+
+fn fork(child: impl FnOnce()) -> i32 {
+    match unsafe { libc::fork() } {
+        0 => {
+            child();
+            exit(0);
+        }
+        pid => pid,
+    }
+}
+
+fn wait(pid: i32) {
+    unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
+}
+
+/// Leaves `dead` zombies to the init, a thousand at a time, and again for each byte on stdin. When stdin closes,
+/// COMMAND ends with status 7, and `living` orphans do with status 9.
+fn orphans(dead: i32, living: i32) -> ! {
+    let mut pipe = [0; 2];
+    unsafe { libc::pipe(pipe.as_mut_ptr()) };
+    wait(fork(|| {
+        for _ in 0..living {
+            fork(|| {
+                unsafe { libc::close(pipe[1]) };
+                unsafe { libc::read(pipe[0], [0_u8; 1].as_mut_ptr().cast(), 1) };
+                exit(9);
+            });
+        }
+    }));
+    loop {
+        for _ in 0..dead / 1_000 {
+            wait(fork(|| (0..1_000).for_each(|_| zombie_child())));
+        }
+        say("ready");
+        if unsafe { libc::read(0, [0_u8; 1].as_mut_ptr().cast(), 1) } != 1 {
+            exit(7);
+        }
+    }
+}
+
+/// A child that ends at once, and is not waited for. It borrows our memory meanwhile: 20 times faster than a copy.
+fn zombie_child() {
+    extern "C" fn end(_: *mut libc::c_void) -> libc::c_int {
+        exit(9)
+    }
+    let mut stack = [0_u128; 256];
+    let top = stack.as_mut_ptr_range().end;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    unsafe { libc::clone(end, top.cast(), flags, null_mut()) };
+}
+
+/// A process without its parent: says who adopted it, then every signal that comes. Its parent ends with status 7.
+fn orphan() -> ! {
+    let parent = unsafe { libc::getpid() };
+    fork(|| {
+        sys::set_mask(u64::MAX);
+        while unsafe { libc::getppid() } == parent {
+            std::thread::yield_now();
+        }
+        let (pid, adopter) = unsafe { (libc::getpid(), libc::getppid()) };
+        say(&format!("{pid} adopted by {adopter}"));
+        report(None, None);
+    });
+    exit(7)
+}
+
+/// COMMAND and a child of its own, as a shell script has them: each says the signals that it gets, and ends at TERM.
+fn pair() -> ! {
+    sys::set_mask(u64::MAX);
+    let mut ready = [0; 2];
+    unsafe { libc::pipe(ready.as_mut_ptr()) };
+    let tell = |who: &str| {
+        while let Some(signal) = sys::take_signal(None) {
+            say(&format!("{who} {signal}"));
+            if signal == libc::SIGTERM {
+                exit(0);
+            }
+        }
+    };
+    let child = fork(|| {
+        say("ready");
+        tell("child");
+    });
+    tell("COMMAND");
+    wait(child);
+    exit(0)
+}
+
+/// Stops, as a debugger or ^Z does it.
+fn stop() -> ! {
+    say("ready");
+    raise(libc::SIGSTOP)
+}
+
+/// Closes the fd that it was given, and lives on.
+fn close(fd: i32) -> ! {
+    unsafe { libc::close(fd) };
+    say("ready");
+    sleep()
+}
+
+/// The terminal as COMMAND finds it.
+fn terminal() -> String {
+    let (pid, group, session) = unsafe { (libc::getpid(), libc::getpgrp(), libc::getsid(0)) };
+    let foreground = sys::foreground(&0) == group;
+    let list = [(group == pid, "own group"), (session == pid, "own session"), (foreground, "foreground")];
+    list.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect::<Vec<_>>().join(", ")
+}
+
+/// Says the signals that have come before COMMAND could ask for any.
+fn pending() -> ! {
+    while let Some(signal) = sys::take_signal(Some(Duration::ZERO)) {
+        say(&signal.to_string());
+    }
+    exit(0)
+}
+
+/// Has a zombie of its own, which is nobody else's to reap.
+fn zombie() -> ! {
+    zombie_child();
+    say("ready");
+    sleep()
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -51,6 +51,7 @@ pub struct Launch {
     pid_1: bool,
     setup: Vec<Setup>,
     stdin: Option<OwnedFd>,
+    stdin_writer: Option<io::PipeWriter>,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
     environment: Vec<(OsString, OsString)>,
@@ -74,6 +75,7 @@ impl Launch {
             pid_1: true,
             setup: Vec::new(),
             stdin: None,
+            stdin_writer: None,
             stdout: None,
             stderr: None,
             environment: Vec::new(),
@@ -113,6 +115,14 @@ impl Launch {
 
     pub fn env(mut self, name: &str, value: &str) -> Launch {
         self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// With [`Running::close_stdin`] COMMAND reads the end of it.
+    pub fn with_stdin_pipe(mut self) -> Launch {
+        let (reader, writer) = io::pipe().unwrap();
+        self.stdin = Some(reader.into());
+        self.stdin_writer = Some(writer);
         self
     }
 
@@ -185,7 +195,8 @@ impl Launch {
             command.spawn()?
         };
         drop(command);
-        Ok(Running { pid: child.id().cast_signed(), child, reader, read: String::new(), stderr, pid_1 })
+        let pid = child.id().cast_signed();
+        Ok(Running { pid, child, stdin: self.stdin_writer, reader, read: String::new(), stderr, pid_1 })
     }
 }
 
@@ -193,6 +204,7 @@ impl Launch {
 pub struct Running {
     pub pid: i32,
     child: Child,
+    stdin: Option<io::PipeWriter>,
     reader: io::PipeReader,
     read: String,
     stderr: File,
@@ -239,6 +251,14 @@ impl Running {
     /// All of stdout that is left.
     pub fn rest(&mut self) -> Vec<String> {
         std::iter::from_fn(|| self.line()).collect()
+    }
+
+    pub fn write_stdin(&mut self) {
+        self.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    }
+
+    pub fn close_stdin(&mut self) {
+        self.stdin = None;
     }
 
     pub fn signal(&self, signal: i32) {

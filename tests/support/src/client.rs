@@ -6,7 +6,7 @@ use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, Socket, Type};
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -50,9 +50,14 @@ struct Shared {
     hear_at: Mutex<Option<Instant>>,
     heard: Condvar,
     gone: Arc<AtomicBool>,
-    done: Mutex<Vec<Request>>,
-    in_flight: AtomicUsize,
+    requests: Mutex<Requests>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Requests {
+    in_flight: usize,
+    done: Vec<Request>,
 }
 
 impl Load {
@@ -64,10 +69,9 @@ impl Load {
 
     /// Waits until `count` requests are on their way or answered.
     pub fn wait_started(&self, count: usize, at_most: Duration) -> bool {
-        let done = self.shared.done.lock().unwrap();
-        let few =
-            |done: &mut Vec<Request>| done.len() + self.shared.in_flight.load(Ordering::Relaxed) < count;
-        !self.shared.changed.wait_timeout_while(done, at_most, few).unwrap().1.timed_out()
+        let few = |requests: &mut Requests| requests.done.len() + requests.in_flight < count;
+        let requests = self.shared.requests.lock().unwrap();
+        !self.shared.changed.wait_timeout_while(requests, at_most, few).unwrap().1.timed_out()
     }
 
     /// Waits for the last answers. Without `hear_at` the clients hear of the removal now.
@@ -77,10 +81,9 @@ impl Load {
         for thread in self.threads {
             thread.join().unwrap();
         }
-        let mut done = self.shared.done.lock().unwrap();
-        let busy = |_: &mut Vec<Request>| self.shared.in_flight.load(Ordering::Relaxed) > 0;
-        done = self.shared.changed.wait_while(done, busy).unwrap();
-        let mut done = std::mem::take(&mut *done);
+        let requests = self.shared.requests.lock().unwrap();
+        let mut requests = self.shared.changed.wait_while(requests, |r| r.in_flight > 0).unwrap();
+        let mut done = std::mem::take(&mut requests.done);
         done.sort_by_key(|request| request.started);
         done
     }
@@ -103,19 +106,17 @@ impl Shared {
         }
     }
 
-    /// In flight is counted under the lock of `done`, so that a waiter misses neither.
     fn begin(&self) -> Instant {
-        let _done = self.done.lock().unwrap();
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.requests.lock().unwrap().in_flight += 1;
         self.changed.notify_all();
         Instant::now()
     }
 
     fn end(&self, started: Instant, result: io::Result<usize>) {
         let result = result.map_err(|error| error.to_string());
-        let mut done = self.done.lock().unwrap();
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        done.push(Request { started, ended: Instant::now(), result });
+        let mut requests = self.requests.lock().unwrap();
+        requests.in_flight -= 1;
+        requests.done.push(Request { started, ended: Instant::now(), result });
         self.changed.notify_all();
     }
 
@@ -168,21 +169,18 @@ impl Pod {
             hear_at: Mutex::default(),
             heard: Condvar::new(),
             gone: Arc::clone(&self.gone),
-            done: Mutex::default(),
-            in_flight: AtomicUsize::new(0),
+            requests: Mutex::default(),
             changed: Condvar::new(),
         });
-        let shared_by = || Arc::clone(&shared);
-        let threads = match pace {
-            Pace::PerSecond(n) => {
-                let shared = shared_by();
-                vec![self.client_thread(move || shared.open_loop(n))]
-            }
-            Pace::KeepAlive(clients) => (0..clients)
-                .map(|_| shared_by())
-                .map(|s| self.client_thread(move || s.keep_alive()))
-                .collect(),
+        let clients = if let Pace::KeepAlive(clients) = pace { clients } else { 1 };
+        let client = |_| {
+            let shared = Arc::clone(&shared);
+            self.client_thread(move || match pace {
+                Pace::PerSecond(n) => shared.open_loop(n),
+                Pace::KeepAlive(_) => shared.keep_alive(),
+            })
         };
+        let threads = (0..clients).map(client).collect();
         Load { shared, threads }
     }
 

@@ -114,8 +114,7 @@ impl Process {
             let _ = stdout.read_to_string(&mut rest);
             let _ = shim.wait();
             let end = parse_exit(&rest).unwrap_or(Exit { at: Instant::now(), status: Status::Signal(0) });
-            // All that it wrote is in the log before its exit is known. Kubelet's hook does not wait for
-            // grandchildren that still hold its stderr; nor do we here, for a container has none left.
+            // All that it wrote is in the log before its exit is known.
             let _ = stderr.join();
             log.push(&source, format!("({:?})", end.status));
             *ended.0.lock().unwrap() = Some(end);

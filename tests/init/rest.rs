@@ -1,0 +1,1 @@
+//! At rest it costs nothing.
