@@ -10,6 +10,7 @@ use nix::time::{ClockId, clock_gettime};
 use crate::cli::Settings;
 use crate::hold::{Hold, Look, Next, Reason, Terms};
 use crate::log::{Field, Log};
+use crate::pod::Row;
 use crate::pod::kernel::Kernel;
 use crate::pod::owners::{Kinds, Owner, Rule};
 use crate::pod::snapshot::{Judged, Observer};
@@ -45,6 +46,8 @@ pub struct Watch<'a, K> {
     listeners: Vec<Listener>,
     change_said: Duration,
     beat: Duration,
+    /// One of the last holders seen, and when.
+    last: Option<(Row, Duration)>,
 }
 
 impl<'a, K: Kernel> Watch<'a, K> {
@@ -91,6 +94,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
             listeners: Vec::new(),
             change_said: Duration::ZERO,
             beat: Duration::ZERO,
+            last: None,
         }
     }
 
@@ -126,12 +130,16 @@ impl<'a, K: Kernel> Watch<'a, K> {
         let after = Time(self.start.elapsed());
         let view = self.observer.view();
         let holders = view.holders().count();
-        let fields: [Field; 3] = [("reason", &reason), ("after", &after), ("holders", &holders)];
+        let mut fields: Vec<Field> = vec![("reason", &reason), ("after", &after), ("holders", &holders)];
+        let last = self.last.map(|(row, seen)| (row, Time(seen)));
+        if let (0, Some((row, seen))) = (holders, &last) {
+            fields.extend([("last_holder", row as _), ("last_seen", seen as _)]);
+        }
         match reason {
             Reason::Timeout => self.log.warn("hold released", &fields),
             Reason::ProxyGone if self.hold.proxy_was_seen() => self.log.info("hold released", &fields),
             Reason::ProxyGone => {
-                let fields = [&fields[..], &[("proxy", &self.names)]].concat();
+                fields.push(("proxy", &self.names));
                 self.log.warn("hold released: no process has one of the proxy's names", &fields);
             }
             _ => self.log.info("hold released", &fields),
@@ -148,6 +156,9 @@ impl<'a, K: Kernel> Watch<'a, K> {
             self.trouble_said = true;
             let fields: [Field; 1] = [("error", &trouble)];
             self.log.warn("cannot look: what is not known is taken to hold until the timeout", &fields);
+        }
+        if let Some((holder, _)) = view.holders().next() {
+            self.last = Some((holder.row, now));
         }
         let mut listeners: Vec<Listener> = view
             .sockets

@@ -614,4 +614,24 @@ mod tests {
             }
         }
     }
+
+    /// The README's table is this one, so that the two cannot drift.
+    #[test]
+    fn the_readme_has_the_table_of_flags() {
+        let mut table = String::from("| flag | default | commands | meaning |\n|---|---|---|---|\n");
+        for flag in FLAGS {
+            let commands: Vec<_> = flag.commands.iter().map(|command| command.name()).collect();
+            let value = if flag.value.is_empty() { String::new() } else { format!("={}", flag.value) };
+            let (name, default, commands) = (flag.name, flag.default, commands.join(", "));
+            let _ = writeln!(
+                table,
+                "| `--{name}{value}` | {default} | {commands} | {} {} |",
+                flag.short, flag.long
+            );
+        }
+        let readme = include_str!("../../README.md");
+        let found =
+            readme.split_once("<!-- settings -->\n").unwrap().1.split_once("<!-- /settings -->").unwrap().0;
+        assert!(found == table, "README.md should have between its marks:\n{table}");
+    }
 }
