@@ -10,6 +10,7 @@ use crate::init::signals::Name;
 use crate::log::{Field, Log};
 use crate::pod::kernel::{Kernel, Proc, Visible, command_line};
 use crate::pod::snapshot::proxies_among;
+use crate::proxy_api::{ProxyApi, Url};
 use crate::stop::Stop;
 use crate::watch::Watch;
 
@@ -34,6 +35,18 @@ fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
         std::thread::sleep(time);
         None
     };
+    if parsed.settings.native_sidecar {
+        // As Istio's own hook there, and like it without a say in the stop: kubelet stops the proxy after the application.
+        match ProxyApi::new().tell(&Url::agent_drain()) {
+            Ok(()) => {
+                log.info("the proxy drains: a native sidecar does not hold", &[("reason", &Reason::Off)])
+            }
+            Err(error) => {
+                log.warn("cannot tell the proxy to drain", &[("error", &error), ("reason", &Reason::Off)])
+            }
+        }
+        return Exit::Success;
+    }
     if let Some(run) = Pod::see(&parsed.settings.rules).run {
         return step_back(parsed, terms, &run, log, &mut wait);
     }

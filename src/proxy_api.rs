@@ -29,6 +29,19 @@ impl Url {
         Url(Uri::from_static("http://127.0.0.1:15021/healthz/ready"))
     }
 
+    /// Tells pilot-agent to drain Envoy without an end, and to exit at once on a later SIGTERM (since Istio 1.21). From
+    /// loopback only.
+    #[must_use]
+    pub fn agent_drain() -> Url {
+        Url(Uri::from_static("http://127.0.0.1:15020/drain"))
+    }
+
+    /// Tells Envoy to ask its inbound clients to leave, over its drain time, and to go on accepting for ever.
+    #[must_use]
+    pub fn envoy_drain() -> Url {
+        Url(Uri::from_static("http://127.0.0.1:15000/drain_listeners?inboundonly&graceful&skip_exit"))
+    }
+
     /// Checks a URL. Names are never resolved: `localhost` is taken as what it means.
     ///
     /// # Errors
@@ -110,6 +123,17 @@ impl ProxyApi {
         }
         .inspect(|_| self.kept = true)
         .map_err(|error| error.to_string())
+    }
+
+    /// Tells the proxy something; an answer other than 200 is an error too.
+    ///
+    /// # Errors
+    /// As for a person to read.
+    pub fn tell(&mut self, url: &Url) -> Result<(), String> {
+        match self.request(Method::Post, url)? {
+            200 => Ok(()),
+            status => Err(format!("status {status}")),
+        }
     }
 
     fn once(&self, method: Method, url: &Url) -> Result<u16, Error> {

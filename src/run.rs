@@ -19,6 +19,7 @@ use crate::init::spawn::{close_inherited, spawn};
 use crate::init::terminal::Terminal;
 use crate::log::{Field, Log};
 use crate::pod::kernel::Proc;
+use crate::proxy_api::{ProxyApi, Url};
 use crate::watch::Watch;
 
 /// Starts COMMAND, passes signals on, holds on a stop signal, reaps; returns COMMAND's status.
@@ -79,6 +80,9 @@ pub fn run(settings: &Settings, terms: Terms, mut command: Vec<OsString>, log: &
             && let Some(reason) = watch.look_if_due()
         {
             watch.released(reason);
+            if settings.fast_exit && reason == Reason::Clear && watch.has_pilot_agent() {
+                skip_drain(log);
+            }
             child.stop(*stop);
             phase = Phase::After;
         }
@@ -132,6 +136,14 @@ fn on_signal<'a>(
             }
             phase
         }
+    }
+}
+
+/// Tells pilot-agent that there is nothing left for it to drain.
+fn skip_drain(log: &Log) {
+    match ProxyApi::new().tell(&Url::agent_drain()) {
+        Ok(()) => log.debug("pilot-agent will exit at once", &[]),
+        Err(error) => log.warn("cannot skip pilot-agent's own drain", &[("error", &error)]),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::pod::Row;
 use crate::pod::kernel::Kernel;
 use crate::pod::owners::{Kinds, Owner, Rule};
 use crate::pod::snapshot::{Judged, Observer};
+use crate::proxy_api::{ProxyApi, Url};
 
 /// At the start, at most this many listeners are named; with all else a hold of 30 s stays below 100 lines.
 const NAMED_LISTENERS: usize = 30;
@@ -27,6 +28,10 @@ const NAMED_PORTS: usize = 5;
 const CHANGE_PACE: Duration = Duration::from_secs(1);
 /// The time between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// How often telling Envoy to drain is tried, and the time between two tries.
+const DRAIN_TRIES: u32 = 5;
+const DRAIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// A listener as the log tells it apart: workers of one program are one.
 type Listener = (SocketAddr, u32, Owner);
@@ -48,6 +53,17 @@ pub struct Watch<'a, K> {
     beat: Duration,
     /// One of the last holders seen, and when.
     last: Option<(Row, Duration)>,
+    drain: Option<Drain>,
+}
+
+/// Envoy is to be told to drain.
+#[derive(Debug)]
+struct Drain {
+    /// When to try, since the start of the hold.
+    at: Duration,
+    /// How often that may still fail.
+    tries: u32,
+    api: ProxyApi,
 }
 
 impl<'a, K: Kernel> Watch<'a, K> {
@@ -95,17 +111,48 @@ impl<'a, K: Kernel> Watch<'a, K> {
             change_said: Duration::ZERO,
             beat: Duration::ZERO,
             last: None,
+            drain: settings.drain.map(|at| Drain { at, tries: DRAIN_TRIES, api: ProxyApi::new() }),
         }
     }
 
-    /// How long it is until the next look.
+    /// How long it is until there is something to do.
     #[must_use]
     pub fn time_left(&self) -> Duration {
-        self.due.saturating_sub(self.start.elapsed())
+        let due = self.drain.as_ref().map_or(self.due, |drain| drain.at.min(self.due));
+        due.saturating_sub(self.start.elapsed())
     }
 
-    /// Looks, if a look is due; says why the hold ends, if it does.
+    /// Whether pilot-agent is one of the proxy's processes.
+    #[must_use]
+    pub fn has_pilot_agent(&self) -> bool {
+        self.observer.view().proxies.iter().any(|proxy| proxy.name == "pilot-agent")
+    }
+
+    /// Tells Envoy to drain, if it is time to. A failure is tried again a few times and changes nothing else.
+    fn drain_if_due(&mut self) {
+        let Some(drain) = self.drain.as_mut().filter(|drain| drain.at <= self.start.elapsed()) else {
+            return;
+        };
+        match drain.api.tell(&Url::envoy_drain()) {
+            Ok(()) => {
+                self.log.info("Envoy drains: it asks its clients to leave and goes on accepting", &[]);
+                self.drain = None;
+            }
+            Err(error) => {
+                drain.tries = drain.tries.saturating_sub(1);
+                drain.at = self.start.elapsed().saturating_add(DRAIN_PAUSE);
+                self.log
+                    .warn("cannot tell Envoy to drain", &[("error", &error), ("tries_left", &drain.tries)]);
+                if drain.tries == 0 {
+                    self.drain = None;
+                }
+            }
+        }
+    }
+
+    /// Does what is due, a look above all; says why the hold ends, if it does.
     pub fn look_if_due(&mut self) -> Option<Reason> {
+        self.drain_if_due();
         let begin = self.start.elapsed();
         if begin < self.due {
             return None;

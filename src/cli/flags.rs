@@ -131,11 +131,34 @@ pub const FLAGS: &[Flag] = &[
         name: "native-sidecar",
         value: "",
         default: "false",
-        commands: &[Run],
+        commands: &[Run, Prestop],
         short: "The container is a native sidecar: never hold.",
         long: "Kubelet itself stops a native sidecar (an init container with restartPolicy Always) after the \
-               application. A hold would wait for earlier sidecars, which wait for it.",
+               application. A hold would wait for earlier sidecars, which wait for it. run forwards the signal at once, \
+               prestop does what Istio's own hook does there: POST 15020 /drain.",
         set: |settings, text| store(&mut settings.native_sidecar, boolean(text)),
+    },
+    Flag {
+        name: "drain",
+        value: "DELAY",
+        default: "off",
+        commands: &[Run, Prestop],
+        short: "How long after the hold's start Envoy is told to drain.",
+        long: "It then asks keep-alive and gRPC clients to leave (`connection: close`, GOAWAY) while the application \
+               still serves, and goes on accepting. Clients that have not heard of the Pod's end come back: so leave \
+               them time to. Envoy spreads this over its drain time (45 s in Istio), with --drain-strategy immediate \
+               it asks all at once.",
+        set: |settings, text| store(&mut settings.drain, drain(text)),
+    },
+    Flag {
+        name: "fast-exit",
+        value: "",
+        default: "false",
+        commands: &[Run],
+        short: "Skip pilot-agent's own 5 s once the hold is clear.",
+        long: "A hold that is clear has left nothing to drain. pilot-agent is told so before it gets the signal (POST \
+               15020 /drain, since Istio 1.21); where that fails it gets the signal alone.",
+        set: |settings, text| store(&mut settings.fast_exit, boolean(text)),
     },
     Flag {
         name: "signal-group",
@@ -242,6 +265,13 @@ fn poll(text: &str) -> Result<Option<Duration>, Expected> {
             Ok(_) => Err("auto or at least 1ms".into()),
             Err(expected) => Err(format!("auto or {expected}")),
         },
+    }
+}
+
+fn drain(text: &str) -> Result<Option<Duration>, Expected> {
+    match text {
+        "off" => Ok(None),
+        text => duration(text).map(Some).map_err(|expected| format!("off or {expected}")),
     }
 }
 

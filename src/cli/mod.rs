@@ -90,6 +90,10 @@ pub struct Settings {
     pub rules: Rules,
     /// `--native-sidecar`
     pub native_sidecar: bool,
+    /// `--drain`; none: off.
+    pub drain: Option<Duration>,
+    /// `--fast-exit`
+    pub fast_exit: bool,
     /// `--signal-group`
     pub signal_group: bool,
     /// `--exit-zero`
@@ -126,6 +130,8 @@ impl Default for Settings {
                 ignore_uids: Vec::new(),
             },
             native_sidecar: false,
+            drain: None,
+            fast_exit: false,
             signal_group: false,
             exit_zero: false,
             ready_url: Url::ready(),
