@@ -15,6 +15,7 @@
 //! There is one thread.
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects, reason = "a test may end"))]
 
+pub mod app;
 pub mod cli;
 pub mod exit;
 pub mod hold;

@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::init::write::write_now;
 
@@ -50,7 +50,7 @@ impl Format {
 pub type Field<'a> = (&'a str, &'a dyn Display);
 
 /// The keys whose values are numbers, in JSON too.
-const NUMBERS: [&str; 12] = [
+const NUMBERS: [&str; 13] = [
     "connections",
     "count",
     "holders",
@@ -62,6 +62,7 @@ const NUMBERS: [&str; 12] = [
     "sockets",
     "status",
     "uid",
+    "tries_left",
     "undelivered",
 ];
 
@@ -212,6 +213,17 @@ impl Display for Json<'_> {
     }
 }
 
+/// A duration to the millisecond: `3.214s`.
+#[derive(Clone, Copy, Debug)]
+pub struct Seconds(pub Duration);
+
+impl Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, milli) = (self.0.as_secs(), self.0.subsec_millis());
+        if milli == 0 { write!(f, "{whole}s") } else { write!(f, "{whole}.{milli:03}s") }
+    }
+}
+
 /// A time in UTC, with milliseconds.
 struct Rfc3339(SystemTime);
 
@@ -246,7 +258,6 @@ impl Display for Rfc3339 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn line(format: Format, message: &str, fields: &[Field]) -> String {
         let time = UNIX_EPOCH + Duration::from_millis(1_785_542_400_123);

@@ -4,6 +4,7 @@ use std::env;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use outlast::app::app;
 use outlast::cli::{Command, Invocation, Parsed, parse};
 use outlast::exit::Exit;
 use outlast::init::first;
@@ -53,6 +54,7 @@ fn dispatch(parsed: Parsed) -> Exit {
     match parsed.command {
         Command::Run => run(&parsed.settings, terms, parsed.command_line, &log),
         Command::Prestop => prestop(&parsed, terms, &log),
+        Command::App => app(&parsed.settings, parsed.command_line, &log),
         Command::Status => status(&parsed.settings),
         Command::Poststart => poststart(&parsed.settings, &log),
     }

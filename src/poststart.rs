@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::{OnTimeout, Settings};
 use crate::exit::Exit;
-use crate::log::Log;
+use crate::log::{Log, Seconds};
 use crate::proxy_api::{Method, ProxyApi};
 use crate::stop::Stop;
 
@@ -50,14 +50,14 @@ pub fn wait_until_ready(
     loop {
         let answer = api.request(Method::Get, &settings.ready_url);
         let after = start.elapsed();
-        let shown = format!("{after:.3?}");
+        let shown = Seconds(after);
         let problem = match answer {
             Ok(200) => {
                 log.info("the proxy is ready", &[("after", &shown)]);
                 return Ready::Yes;
             }
             Ok(status) => format!("status {status}"),
-            Err(problem) => problem,
+            Err(problem) => problem.to_string(),
         };
         let left = settings.ready_timeout.saturating_sub(after);
         // A signal that came during the request counts even when the time is over.

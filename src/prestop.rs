@@ -7,7 +7,7 @@ use crate::cli::Parsed;
 use crate::exit::Exit;
 use crate::hold::{Reason, Terms};
 use crate::init::signals::Name;
-use crate::log::{Field, Log};
+use crate::log::{Field, Log, Seconds};
 use crate::pod::kernel::{Kernel, Proc, Visible, command_line};
 use crate::pod::snapshot::proxies_among;
 use crate::proxy_api::{ProxyApi, Url};
@@ -37,13 +37,11 @@ fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
     };
     if parsed.settings.native_sidecar {
         // As Istio's own hook there, and like it without a say in the stop: kubelet stops the proxy after the application.
-        match ProxyApi::new().tell(&Url::agent_drain()) {
-            Ok(()) => {
-                log.info("the proxy drains: a native sidecar does not hold", &[("reason", &Reason::Off)])
-            }
-            Err(error) => {
-                log.warn("cannot tell the proxy to drain", &[("error", &error), ("reason", &Reason::Off)])
-            }
+        let reason: Field = ("reason", &Reason::Off);
+        if let Err(error) = ProxyApi::new().tell(&Url::agent_drain()) {
+            log.warn("cannot tell the proxy to drain", &[reason, ("error", &error)]);
+        } else {
+            log.info("the proxy drains: a native sidecar does not hold", &[reason]);
         }
         return Exit::Success;
     }
@@ -117,7 +115,7 @@ fn step_back(
 ) -> Exit {
     let own_wait = parsed.given.contains(&"min-wait");
     let time = if own_wait { terms.min_wait } else { Duration::ZERO };
-    let shown = format!("{time:?}");
+    let shown = Seconds(time);
     let fields: [Field; 2] = [("run", &run.pid), ("min_wait", &shown)];
     log.info("outlast run holds in this container: the hook waits for its own min-wait only", &fields);
     let words = command_line(run.pid).unwrap_or_default();

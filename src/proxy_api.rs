@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -42,6 +42,12 @@ impl Url {
         Url(Uri::from_static("http://127.0.0.1:15000/drain_listeners?inboundonly&graceful&skip_exit"))
     }
 
+    /// Where pilot-agent is asked to end Envoy and itself.
+    #[must_use]
+    pub fn agent_quit() -> Url {
+        Url(Uri::from_static("http://127.0.0.1:15020/quitquitquit"))
+    }
+
     /// Checks a URL. Names are never resolved: `localhost` is taken as what it means.
     ///
     /// # Errors
@@ -64,6 +70,20 @@ impl Url {
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// Why a request did not do what it was for.
+#[derive(Debug)]
+pub struct Problem {
+    what: String,
+    /// It may be over soon.
+    pub passing: bool,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
     }
 }
 
@@ -109,7 +129,7 @@ impl ProxyApi {
     ///
     /// # Errors
     /// No answer within the time, or none that is HTTP.
-    pub fn request(&mut self, method: Method, url: &Url) -> Result<u16, String> {
+    pub fn request(&mut self, method: Method, url: &Url) -> Result<u16, Problem> {
         match self.once(method, url) {
             Err(Error::Io(error)) if !self.kept && error.kind() == ErrorKind::ConnectionRefused => {
                 self.loopback.swap();
@@ -122,18 +142,33 @@ impl ProxyApi {
             first => first,
         }
         .inspect(|_| self.kept = true)
-        .map_err(|error| error.to_string())
+        .map_err(|error| Problem { what: error.to_string(), passing: true })
     }
 
-    /// Tells the proxy something; an answer other than 200 is an error too.
+    /// Tells the proxy something.
     ///
     /// # Errors
-    /// As for a person to read.
-    pub fn tell(&mut self, url: &Url) -> Result<(), String> {
+    /// As for [`ProxyApi::request`], and for every answer but 200.
+    pub fn tell(&mut self, url: &Url) -> Result<(), Problem> {
         match self.request(Method::Post, url)? {
             200 => Ok(()),
-            status => Err(format!("status {status}")),
+            status => Err(Problem { what: format!("status {status}"), passing: status >= 500 }),
         }
+    }
+
+    /// Whether the port of a URL refuses connections on both addresses: its server is gone.
+    #[must_use]
+    pub fn nobody_listens(url: &Url) -> bool {
+        let port = url.0.port_u16().unwrap_or(80);
+        let ips: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        // On loopback a port without a listener refuses at once; anything else may still be a server.
+        ips.iter().all(|ip| match TcpStream::connect_timeout(&SocketAddr::new(*ip, port), REQUEST_TIMEOUT) {
+            Ok(_) => false,
+            Err(error) => matches!(
+                error.kind(),
+                ErrorKind::ConnectionRefused | ErrorKind::AddrNotAvailable | ErrorKind::Unsupported
+            ),
+        })
     }
 
     fn once(&self, method: Method, url: &Url) -> Result<u16, Error> {

@@ -9,7 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::cli::Settings;
 use crate::hold::{Hold, Look, Next, Reason, Terms};
-use crate::log::{Field, Log};
+use crate::log::{Field, Log, Seconds};
 use crate::pod::Row;
 use crate::pod::kernel::Kernel;
 use crate::pod::owners::{Kinds, Owner, Rule};
@@ -79,7 +79,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
         let rules = &settings.rules;
         let names = rules.proxy.join(",");
         let poll = terms.poll.map_or("auto".into(), |poll| format!("{poll:?}"));
-        let [timeout, min_wait, settle] = [terms.timeout, terms.min_wait, terms.settle].map(Time);
+        let [timeout, min_wait, settle] = [terms.timeout, terms.min_wait, terms.settle].map(Seconds);
         let ports = format!("{:?}", rules.ignore_ports);
         let uids = format!("{:?}", rules.ignore_uids);
         let hold = Held(rules.hold);
@@ -174,11 +174,11 @@ impl<'a, K: Kernel> Watch<'a, K> {
 
     /// Tells how the hold ended.
     pub fn released(&self, reason: Reason) {
-        let after = Time(self.start.elapsed());
+        let after = Seconds(self.start.elapsed());
         let view = self.observer.view();
         let holders = view.holders().count();
         let mut fields: Vec<Field> = vec![("reason", &reason), ("after", &after), ("holders", &holders)];
-        let last = self.last.map(|(row, seen)| (row, Time(seen)));
+        let last = self.last.map(|(row, seen)| (row, Seconds(seen)));
         if let (0, Some((row, seen))) = (holders, &last) {
             fields.extend([("last_holder", row as _), ("last_seen", seen as _)]);
         }
@@ -223,7 +223,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
             self.change_said = now;
             let added = difference(&listeners, &self.listeners);
             let removed = difference(&self.listeners, &listeners);
-            let after = Time(now);
+            let after = Seconds(now);
             let fields: [Field; 3] = [("added", &added), ("removed", &removed), ("after", &after)];
             self.log.info("listeners changed", &fields);
             self.listeners = listeners;
@@ -293,7 +293,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
 
     fn tell_counts(&self, message: &str, now: Duration) {
         let view = self.observer.view();
-        let after = Time(now);
+        let after = Seconds(now);
         let [listeners, connections, undelivered] = &view.counts();
         let mut fields: Vec<Field> = vec![("after", &after), ("listeners", listeners)];
         if view.complete {
@@ -319,16 +319,6 @@ fn difference(one: &[Listener], other: &[Listener]) -> String {
         names.push(format!("{} more", more.len().saturating_sub(names.len())));
     }
     names.join(",")
-}
-
-/// A duration to the millisecond: `3.214s`.
-struct Time(Duration);
-
-impl fmt::Display for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, milli) = (self.0.as_secs(), self.0.subsec_millis());
-        if milli == 0 { write!(f, "{whole}s") } else { write!(f, "{whole}.{milli:03}s") }
-    }
 }
 
 struct Held(Kinds);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::values::{Expected, boolean, duration, names, ranges, word};
-use super::{Command, OnTimeout, Settings};
+use super::{Command, OnTimeout, Quit, Settings};
 use crate::log::{Format, Level};
 use crate::pod::owners::Kinds;
 use crate::proxy_api::Url;
@@ -34,7 +34,7 @@ impl Flag {
     }
 }
 
-use Command::{Poststart, Prestop, Run, Status};
+use Command::{App, Poststart, Prestop, Run, Status};
 
 /// All flags, in the order of the help.
 pub const FLAGS: &[Flag] = &[
@@ -164,7 +164,7 @@ pub const FLAGS: &[Flag] = &[
         name: "signal-group",
         value: "",
         default: "false",
-        commands: &[Run],
+        commands: &[Run, App],
         short: "Pass signals to COMMAND's process group.",
         long: "For a COMMAND that is a shell script, which would leave its children without the signal. Off by \
                default: a signal to the group kills Envoy under pilot-agent.",
@@ -183,7 +183,7 @@ pub const FLAGS: &[Flag] = &[
         name: "ready-url",
         value: "URL",
         default: "http://127.0.0.1:15021/healthz/ready",
-        commands: &[Poststart],
+        commands: &[Poststart, App],
         short: "Where 200 says that the proxy is ready.",
         long: "On this host only, without TLS: 127.0.0.1 is asked, and ::1 where nothing listens there.",
         set: |settings, text| store(&mut settings.ready_url, Url::parse(text)),
@@ -192,7 +192,7 @@ pub const FLAGS: &[Flag] = &[
         name: "ready-timeout",
         value: "DURATION",
         default: "60s",
-        commands: &[Poststart],
+        commands: &[Poststart, App],
         short: "How long to wait for the proxy to be ready.",
         long: "One look is made even with 0.",
         set: |settings, text| store(&mut settings.ready_timeout, duration(text)),
@@ -201,13 +201,55 @@ pub const FLAGS: &[Flag] = &[
         name: "on-timeout",
         value: "WHAT",
         default: "fail",
-        commands: &[Poststart],
+        commands: &[Poststart, App],
         short: "When the proxy is not ready in time: fail (exit 124) or continue.",
         long: "A postStart hook that fails has its container restarted by kubelet.",
         set: |settings, text| {
             let words = [("fail", OnTimeout::Fail), ("continue", OnTimeout::Continue)];
             store(&mut settings.on_timeout, word(text, &words))
         },
+    },
+    Flag {
+        name: "quit",
+        value: "WHEN",
+        default: "never",
+        commands: &[App],
+        short: "When the proxy is asked to quit after COMMAND: never, always or on-success.",
+        long: "So that Jobs complete. In a Pod with restartPolicy Never: always. With OnFailure: on-success, for a \
+               retry needs the proxy. Never in a Pod with a second application container.",
+        set: |settings, text| {
+            let words = [("never", Quit::Never), ("always", Quit::Always), ("on-success", Quit::OnSuccess)];
+            store(&mut settings.quit, word(text, &words))
+        },
+    },
+    Flag {
+        name: "quit-url",
+        value: "URL,...",
+        default: "http://127.0.0.1:15020/quitquitquit",
+        commands: &[App],
+        short: "Where the proxy is asked to quit, by POST.",
+        long: "On this host only, without TLS. Each is tried for 5 s while it refuses or answers 5xx.",
+        set: |settings, text| {
+            store(&mut settings.quit_url, text.split(',').map(|url| Url::parse(url.trim())).collect())
+        },
+    },
+    Flag {
+        name: "presence",
+        value: "",
+        default: "true",
+        commands: &[App],
+        short: "Keep a listener open while COMMAND lives.",
+        long: "The first free port of 15900 to 15999 on loopback: so even a worker that finishes in silence is waited for.",
+        set: |settings, text| store(&mut settings.presence, boolean(text)),
+    },
+    Flag {
+        name: "disable",
+        value: "",
+        default: "false",
+        commands: &[App],
+        short: "Become COMMAND and do nothing else.",
+        long: "For an image that is used with and without a mesh.",
+        set: |settings, text| store(&mut settings.disable, boolean(text)),
     },
     Flag {
         name: "json",
@@ -231,7 +273,7 @@ pub const FLAGS: &[Flag] = &[
         name: "log-format",
         value: "FORMAT",
         default: "text",
-        commands: &[Run, Prestop, Poststart, Status],
+        commands: &[Run, Prestop, Poststart, App, Status],
         short: "text or json.",
         long: "One event a line on stderr, in both.",
         set: |settings, text| store(&mut settings.log_format, word(text, &Format::NAMES)),
@@ -240,7 +282,7 @@ pub const FLAGS: &[Flag] = &[
         name: "log-level",
         value: "LEVEL",
         default: "info",
-        commands: &[Run, Prestop, Poststart, Status],
+        commands: &[Run, Prestop, Poststart, App, Status],
         short: "error, warn, info or debug.",
         long: "A hold is told at info.",
         set: |settings, text| store(&mut settings.log_level, word(text, &Level::NAMES)),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use lexopt::Arg;
 
 use crate::hold::Terms;
-use crate::log::{Format, Level};
+use crate::log::{Format, Level, Seconds};
 use crate::pod::owners::{Kinds, Rules};
 use crate::proxy_api::Url;
 use flags::{FLAGS, Flag};
@@ -28,13 +28,15 @@ pub enum Command {
     Prestop,
     /// The sidecar's postStart hook.
     Poststart,
+    /// The application's entrypoint.
+    App,
     /// For a person, or an exec probe.
     Status,
 }
 
 impl Command {
     /// All commands: name, arguments and what they do, as the help shows them.
-    pub const ALL: [(Command, &'static str, &'static str, &'static str); 4] = [
+    pub const ALL: [(Command, &'static str, &'static str, &'static str); 5] = [
         (
             Command::Run,
             "run",
@@ -49,12 +51,23 @@ impl Command {
             "Return when the proxy is ready: the sidecar's postStart hook.",
         ),
         (
+            Command::App,
+            "app",
+            "[FLAGS] -- COMMAND [ARG...]",
+            "Start COMMAND as the application's entrypoint when the proxy is ready, and be seen while it lives.",
+        ),
+        (
             Command::Status,
             "status",
             "[FLAGS]",
             "Print every socket with its owner, and what a hold would do now.",
         ),
     ];
+
+    /// Whether a COMMAND follows `--`.
+    fn takes_command(self) -> bool {
+        matches!(self, Command::Run | Command::App)
+    }
 
     /// Its name.
     #[must_use]
@@ -70,6 +83,17 @@ pub enum OnTimeout {
     Fail,
     /// Go on as if it were ready.
     Continue,
+}
+
+/// When the proxy is asked to quit after COMMAND.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quit {
+    /// Never.
+    Never,
+    /// However COMMAND ended, and also if it could not be started.
+    Always,
+    /// If COMMAND's status was 0.
+    OnSuccess,
 }
 
 /// The settings in force.
@@ -104,6 +128,14 @@ pub struct Settings {
     pub ready_timeout: Duration,
     /// `--on-timeout`
     pub on_timeout: OnTimeout,
+    /// `--quit`
+    pub quit: Quit,
+    /// `--quit-url`
+    pub quit_url: Vec<Url>,
+    /// `--presence`
+    pub presence: bool,
+    /// `--disable`
+    pub disable: bool,
     /// `--json`
     pub json: bool,
     /// `--check`
@@ -137,6 +169,10 @@ impl Default for Settings {
             ready_url: Url::ready(),
             ready_timeout: Duration::from_secs(60),
             on_timeout: OnTimeout::Fail,
+            quit: Quit::Never,
+            quit_url: vec![Url::agent_quit()],
+            presence: true,
+            disable: false,
             json: false,
             check: false,
             log_format: Format::Text,
@@ -153,18 +189,22 @@ impl Settings {
         let grace = self.grace_period;
         let most = grace.saturating_sub(RESERVE).max(grace.checked_div(2).unwrap_or_default());
         let timeout = self.timeout.unwrap_or(most);
+        let [grace_shown, timeout_shown, reserve] = [grace, timeout, RESERVE].map(Seconds);
         if timeout > grace.saturating_sub(RESERVE) && !timeout.is_zero() {
             warnings.push(format!(
-                "a timeout of {timeout:?} leaves less than {RESERVE:?} of a grace period of {grace:?}: the proxy may be killed while it drains"
+                "a timeout of {timeout_shown} leaves less than {reserve} of a grace period of {grace_shown}: the proxy may be killed while it drains"
             ));
         }
         if self.min_wait > timeout {
-            warnings.push(format!("min-wait {:?} is cut to the timeout of {timeout:?}", self.min_wait));
+            warnings.push(format!(
+                "min-wait {} is cut to the timeout of {timeout_shown}",
+                Seconds(self.min_wait)
+            ));
         }
         if self.settle > timeout && !timeout.is_zero() {
             warnings.push(format!(
-                "settle {:?} is longer than the timeout of {timeout:?}: no hold will be clear",
-                self.settle
+                "settle {} is longer than the timeout of {timeout_shown}: no hold will be clear",
+                Seconds(self.settle)
             ));
         }
         let min_wait = self.min_wait.min(timeout);
@@ -257,7 +297,7 @@ pub fn parse(
             }
         }
     }
-    if command == Command::Run && parsed.command_line.is_empty() {
+    if command.takes_command() && parsed.command_line.is_empty() {
         parsed.problems.push("no COMMAND: expected -- COMMAND [ARG...] at the end".into());
     }
     for problem in &mut parsed.problems {
@@ -281,7 +321,7 @@ impl Parsed {
                 && rest.next_if(|argument| argument == "--").is_some()
             {
                 self.command_line = rest.collect();
-                if self.command != Command::Run && !self.command_line.is_empty() {
+                if !self.command.takes_command() && !self.command_line.is_empty() {
                     self.problems.push("--: unexpected: the command takes no COMMAND".into());
                 }
                 return None;
@@ -294,7 +334,7 @@ impl Parsed {
                 Ok(Some(Arg::Long(name))) => name.to_string(),
                 Ok(Some(argument)) => {
                     let mut problem = format!("{}: unexpected argument", shown(&argument));
-                    if self.command == Command::Run {
+                    if self.command.takes_command() {
                         problem += ": COMMAND stands after --";
                     }
                     self.problems.push(problem);
@@ -417,6 +457,11 @@ fn help(command: Command, long: bool) -> String {
         Command::Poststart => {
             "0 the proxy is ready; 124 it was not in time; 128 + n signal n ended the wait; 2 a flag or variable was \
              wrong, those of the hold included."
+        }
+        Command::App => {
+            "COMMAND's; 128 + n when signal n killed it or ended the wait for the proxy; 2 wrong usage; 124 the proxy was \
+             not ready in time; 125 outlast failed before COMMAND ran; 126 COMMAND cannot be executed; 127 COMMAND was \
+             not found."
         }
         Command::Status => {
             "0; with --check 0 nothing holds, 3 something holds, 4 not everything could be read; 2 wrong usage."

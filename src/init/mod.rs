@@ -1,5 +1,6 @@
 //! Being PID 1: signals, the child, the orphans, the terminal.
 
+pub mod child;
 pub mod first;
 pub mod reap;
 pub mod signals;

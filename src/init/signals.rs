@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -10,7 +10,9 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
-use super::first::{ALL, Mask};
+use super::first::{ALL, Mask, take_over};
+use crate::exit::Exit;
+use crate::log::Log;
 
 /// A signal that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +62,25 @@ impl fmt::Display for Name {
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Opens the queue. All signals must be blocked.
+    /// Becomes the parent of children and orphans, and the reader of all signals.
     ///
     /// # Errors
-    /// No fd, or no memory for it.
-    pub fn new() -> io::Result<Signals> {
+    /// No fd, or no memory for one; the log says so. Not to become a subreaper is no error.
+    pub fn take_over(log: &Log) -> Result<Signals, Exit> {
+        take_over();
+        if std::process::id() != 1
+            && let Err(error) = nix::sys::prctl::set_child_subreaper(true)
+        {
+            log.debug("cannot become a subreaper: orphans go to another init", &[("error", &error)]);
+        }
+        Signals::open().map_err(|error| {
+            log.error("cannot open the queue of signals", &[("error", &error)]);
+            Exit::Failure
+        })
+    }
+
+    /// Opens the queue. All signals must be blocked.
+    fn open() -> io::Result<Signals> {
         let mask: Mask = ALL;
         // SAFETY: the pointer is to a mask of the size that is passed.
         let fd = unsafe {
@@ -79,6 +95,12 @@ impl Signals {
         let fd = i32::try_from(Errno::result(fd)?).map_err(io::Error::other)?;
         // SAFETY: a new fd that only this struct has.
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Its fd.
+    #[must_use]
+    pub fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     /// Waits until a signal is there or the time is over; without a time for ever.
@@ -104,12 +126,6 @@ impl Signals {
             sent: info.ssi_code <= 0,
             sender: i32::try_from(info.ssi_pid).unwrap_or_default(),
         })
-    }
-}
-
-impl AsFd for Signals {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

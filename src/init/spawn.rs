@@ -15,6 +15,7 @@ use nix::libc;
 use super::first::Inherited;
 use super::terminal::Terminal;
 use crate::exit::Exit;
+use crate::log::Log;
 
 /// COMMAND could not be started.
 #[derive(Debug)]
@@ -23,6 +24,16 @@ pub struct Refused {
     pub exit: Exit,
     /// Why, for a person.
     pub why: String,
+}
+
+impl Refused {
+    /// Tells the log; returns the exit.
+    pub fn tell(&self, command: &[OsString], log: &Log) -> Exit {
+        let name = command.first().map(|name| name.display().to_string()).unwrap_or_default();
+        let status = u8::from(self.exit);
+        log.error("cannot run COMMAND", &[("command", &name), ("why", &self.why), ("status", &status)]);
+        self.exit
+    }
 }
 
 /// Starts COMMAND; returns its pid once it has been executed.
@@ -58,6 +69,24 @@ pub fn spawn(
         Ok(child) => Ok(child.id().cast_signed()),
         Err(error) => Err(explain(program, &error)),
     }
+}
+
+/// Becomes COMMAND, as if outlast had never been; returns only where that fails.
+#[must_use]
+pub fn replace(command: &[OsString], inherited: Inherited) -> Refused {
+    let Some((program, arguments)) = command.split_first() else {
+        return Refused { exit: Exit::Usage, why: "no COMMAND".into() };
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    // SAFETY: the closure makes system calls only.
+    unsafe {
+        command.pre_exec(move || {
+            inherited.restore();
+            Ok(())
+        });
+    }
+    explain(program, &command.exec())
 }
 
 /// Nothing here is worth not starting COMMAND for. All signals are blocked, SIGTTOU too, without which tcsetpgrp
