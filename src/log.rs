@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn dates_agree_with_another_calendar() {
-        for days in (0..200_000).step_by(13) {
+        for days in (0..200_000).step_by(101) {
             let second = days * 86_400 + days % 86_400;
             let ours = Rfc3339(UNIX_EPOCH + Duration::from_secs(second)).to_string();
             let theirs = jiff::Timestamp::from_second(second.cast_signed()).unwrap();

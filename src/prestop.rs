@@ -8,7 +8,7 @@ use crate::exit::Exit;
 use crate::hold::{Reason, Terms};
 use crate::init::signals::Name;
 use crate::log::{Field, Log, Seconds};
-use crate::pod::kernel::{Kernel, Proc, Visible, command_line};
+use crate::pod::kernel::{Kernel, Source, System, Visible, command_line};
 use crate::pod::snapshot::proxies_among;
 use crate::proxy_api::{ProxyApi, Url};
 use crate::stop::Stop;
@@ -52,7 +52,7 @@ fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
         log.info("hold released", &[("reason", &Reason::Off)]);
         return Exit::Success;
     }
-    let mut watch = Watch::start(log, Proc, &parsed.settings, terms, None);
+    let mut watch = Watch::start(log, &parsed.settings, terms, None);
     loop {
         let signal = wait(watch.time_left());
         let reason = signal.map(Reason::Signal).or_else(|| watch.look_if_due());
@@ -79,10 +79,11 @@ impl Pod {
     /// Looks at the process list once.
     #[must_use]
     pub fn see(rules: &crate::pod::owners::Rules) -> Pod {
+        let mut kernel = System::open(Source::Proc);
         // Without a list there is no ancestor to find: the hook holds by itself.
-        let processes = Proc.processes().unwrap_or_default();
+        let processes = kernel.processes().unwrap_or_default();
         let parent = |of: &Visible| processes.iter().find(|process| process.pid == of.parent);
-        let proxies = proxies_among(&mut Proc, &processes, rules, None);
+        let proxies = proxies_among(&mut kernel, &processes, rules, None);
         let mut pod = Pod { main: 1, run: None };
         for proxy in &proxies {
             // Pids that are reused while we read could close a circle; no chain is longer than the list.

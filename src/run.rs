@@ -11,7 +11,6 @@ use crate::hold::{Reason, Terms};
 use crate::init::child::Child;
 use crate::init::signals::{Arrived, Name, Signals};
 use crate::log::Log;
-use crate::pod::kernel::Proc;
 use crate::proxy_api::{ProxyApi, Url};
 use crate::watch::Watch;
 
@@ -60,7 +59,7 @@ pub fn run(settings: &Settings, terms: Terms, command: Vec<OsString>, log: &Log)
 /// Before, in and after the hold. The number is that of the stop signal that started it.
 enum Phase<'a> {
     Before,
-    Holding(i32, Box<Watch<'a, Proc>>),
+    Holding(i32, Box<Watch<'a>>),
     After,
 }
 
@@ -82,7 +81,7 @@ fn on_signal<'a>(
                 return Phase::After;
             }
             log.info("stop signal", &[("signal", &name), ("sender", &arrived.sender)]);
-            Phase::Holding(number, Box::new(Watch::start(log, Proc, settings, terms, Some(child.pid()))))
+            Phase::Holding(number, Box::new(Watch::start(log, settings, terms, Some(child.pid()))))
         }
         (Phase::Holding(stop, watch), libc::SIGTERM) => {
             log.info("a further SIGTERM changes nothing: the hold goes on", &[("sender", &arrived.sender)]);

@@ -3,18 +3,20 @@
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::cli::Settings;
 use crate::exit::Exit;
 use crate::hold::{Proxy, Sight};
 use crate::log::Json;
-use crate::pod::kernel::{Kernel, Proc, Visible};
+use crate::pod::kernel::{Kernel, Source, System, Visible};
 use crate::pod::snapshot::{Judged, Observer, View};
 
 /// Prints what a look sees.
 pub fn status(settings: &Settings) -> Exit {
-    let mut observer = Observer::new(Proc, settings.rules.clone(), None).with_everything();
+    let mut observer =
+        Observer::new(System::open(settings.source), settings.rules.clone(), None).with_everything();
     let view = observer.look(Duration::ZERO);
     let report = Report {
         view,
@@ -67,9 +69,11 @@ impl Verdict {
 /// Which visible process has which socket. One that may not be read shows none.
 fn holders_of_inodes() -> HashMap<u64, Visible> {
     let mut holders = HashMap::new();
-    for process in Proc.processes().unwrap_or_default() {
-        let _ = Proc.sockets_of(process.pid, &mut |inode| {
+    let mut kernel = System::open(Source::Proc);
+    for process in kernel.processes().unwrap_or_default() {
+        let _ = kernel.sockets_of(process.pid, &mut |inode| {
             holders.entry(inode).or_insert_with(|| process.clone());
+            ControlFlow::Continue(())
         });
     }
     holders

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::cli::Settings;
-use crate::hold::{Hold, Look, Next, Reason, Terms};
+use crate::hold::{Hold, Look, Next, Reason, Sight, Terms};
 use crate::log::{Field, Log, Seconds};
 use crate::pod::Row;
-use crate::pod::kernel::Kernel;
+use crate::pod::kernel::System;
 use crate::pod::owners::{Kinds, Owner, Rule};
 use crate::pod::snapshot::{Judged, Observer};
 use crate::proxy_api::{ProxyApi, Url};
@@ -33,14 +33,17 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 const DRAIN_TRIES: u32 = 5;
 const DRAIN_PAUSE: Duration = Duration::from_secs(1);
 
+/// The time between two glances.
+const GLANCE: Duration = Duration::from_millis(10);
+
 /// A listener as the log tells it apart: workers of one program are one.
 type Listener = (SocketAddr, u32, Owner);
 
 /// A hold under way.
 #[derive(Debug)]
-pub struct Watch<'a, K> {
+pub struct Watch<'a> {
     log: &'a Log,
-    observer: Observer<K>,
+    observer: Observer<System>,
     hold: Hold,
     start: Instant,
     /// When the next look is due, since the start.
@@ -54,6 +57,8 @@ pub struct Watch<'a, K> {
     /// One of the last holders seen, and when.
     last: Option<(Row, Duration)>,
     drain: Option<Drain>,
+    /// When to glance at the few connections that still hold, since the start.
+    glance: Option<Duration>,
 }
 
 /// Envoy is to be told to drain.
@@ -66,16 +71,10 @@ struct Drain {
     api: ProxyApi,
 }
 
-impl<'a, K: Kernel> Watch<'a, K> {
+impl<'a> Watch<'a> {
     /// Starts a hold. `child` is the wrapped command's process.
     #[must_use]
-    pub fn start(
-        log: &'a Log,
-        kernel: K,
-        settings: &Settings,
-        terms: Terms,
-        child: Option<i32>,
-    ) -> Watch<'a, K> {
+    pub fn start(log: &'a Log, settings: &Settings, terms: Terms, child: Option<i32>) -> Watch<'a> {
         let rules = &settings.rules;
         let names = rules.proxy.join(",");
         let poll = terms.poll.map_or("auto".into(), |poll| format!("{poll:?}"));
@@ -83,6 +82,8 @@ impl<'a, K: Kernel> Watch<'a, K> {
         let ports = format!("{:?}", rules.ignore_ports);
         let uids = format!("{:?}", rules.ignore_uids);
         let hold = Held(rules.hold);
+        let kernel = System::open(settings.source);
+        let source = kernel.source().to_string();
         let mut fields: Vec<Field> = vec![
             ("timeout", &timeout),
             ("min_wait", &min_wait),
@@ -97,6 +98,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
         if !rules.ignore_uids.is_empty() {
             fields.push(("ignore_uid", &uids));
         }
+        fields.push(("source", &source));
         log.info("hold started", &fields);
         Watch {
             log,
@@ -111,6 +113,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
             change_said: Duration::ZERO,
             beat: Duration::ZERO,
             last: None,
+            glance: None,
             drain: settings.drain.map(|at| Drain { at, tries: DRAIN_TRIES, api: ProxyApi::new() }),
         }
     }
@@ -118,7 +121,8 @@ impl<'a, K: Kernel> Watch<'a, K> {
     /// How long it is until there is something to do.
     #[must_use]
     pub fn time_left(&self) -> Duration {
-        let due = self.drain.as_ref().map_or(self.due, |drain| drain.at.min(self.due));
+        let drain = self.drain.as_ref().map(|drain| drain.at);
+        let due = [drain, self.glance].into_iter().flatten().fold(self.due, Duration::min);
         due.saturating_sub(self.start.elapsed())
     }
 
@@ -154,7 +158,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
     pub fn look_if_due(&mut self) -> Option<Reason> {
         self.drain_if_due();
         let begin = self.start.elapsed();
-        if begin < self.due {
+        if begin < self.due && !self.glance_says_now(begin) {
             return None;
         }
         let cost_before = cpu_time();
@@ -163,6 +167,7 @@ impl<'a, K: Kernel> Watch<'a, K> {
         let end = self.start.elapsed();
         self.tell(end);
         let cost = cpu_time().saturating_sub(cost_before);
+        self.glance = (sight == Sight::Held).then(|| end.saturating_add(GLANCE));
         match self.hold.observe(Look { begin, end, cost, sight, proxy }) {
             Next::LookAt(due) => {
                 self.due = due;
@@ -170,6 +175,17 @@ impl<'a, K: Kernel> Watch<'a, K> {
             }
             Next::Release(reason) => Some(reason),
         }
+    }
+
+    /// Between two looks, which may be dear, the few connections that are left are asked for one by one: so the end of
+    /// the last is noticed at once. The look that follows confirms it.
+    fn glance_says_now(&mut self, now: Duration) -> bool {
+        if self.glance.is_none_or(|at| now < at) {
+            return false;
+        }
+        let changed = self.observer.glance();
+        self.glance = changed.map(|_| now.saturating_add(GLANCE));
+        changed == Some(true)
     }
 
     /// Tells how the hold ended.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::values::{Expected, boolean, duration, names, ranges, word};
 use super::{Command, OnTimeout, Quit, Settings};
 use crate::log::{Format, Level};
+use crate::pod::kernel::Source;
 use crate::pod::owners::Kinds;
 use crate::proxy_api::Url;
 
@@ -126,6 +127,16 @@ pub const FLAGS: &[Flag] = &[
         set: |settings, text| {
             store(&mut settings.rules.ignore_uids, none_or(text, |text| ranges(text, "uids")))
         },
+    },
+    Flag {
+        name: "source",
+        value: "SOURCE",
+        default: "auto",
+        commands: &[Run, Prestop, Status],
+        short: "Where sockets are read: auto, diag or proc.",
+        long: "diag asks the kernel over netlink, which costs the same however many connections there are; proc reads \
+               /proc/net/tcp. auto is diag where the kernel answers it, which a seccomp profile or gVisor may prevent.",
+        set: |settings, text| store(&mut settings.source, word(text, &Source::NAMES)),
     },
     Flag {
         name: "native-sidecar",

@@ -12,6 +12,7 @@ use lexopt::Arg;
 
 use crate::hold::Terms;
 use crate::log::{Format, Level, Seconds};
+use crate::pod::kernel::Source;
 use crate::pod::owners::{Kinds, Rules};
 use crate::proxy_api::Url;
 use flags::{FLAGS, Flag};
@@ -112,6 +113,8 @@ pub struct Settings {
     pub poll: Option<Duration>,
     /// `--hold`, `--proxy`, `--ignore-port`, `--ignore-uid`
     pub rules: Rules,
+    /// `--source`
+    pub source: Source,
     /// `--native-sidecar`
     pub native_sidecar: bool,
     /// `--drain`; none: off.
@@ -161,6 +164,7 @@ impl Default for Settings {
                 ignore_ports: Vec::new(),
                 ignore_uids: Vec::new(),
             },
+            source: Source::Auto,
             native_sidecar: false,
             drain: None,
             fast_exit: false,

@@ -1,8 +1,9 @@
 //! The kernel behind a small trait, so that owners can be tested with a script instead of it.
 
 use std::ffi::OsString;
+use std::fmt::Write;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
@@ -11,6 +12,7 @@ use procfs::process::{Process, all_processes};
 
 use super::Row;
 use super::proc_net::read_table;
+use super::sock_diag::{SockDiag, States};
 
 /// A process of the container, or of the Pod where the PID namespace is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,14 +25,31 @@ pub struct Visible {
     pub name: String,
 }
 
+/// Which sockets are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Those that listen.
+    Listeners,
+    /// All that can hold.
+    ThatMatter,
+    /// All, for a person.
+    All,
+}
+
 /// What a look needs of the kernel.
 pub trait Kernel {
-    /// Every TCP socket of the network namespace: listeners first, then the rest, first v4, then v6. A break
-    /// ends the table that is being read, not the others.
+    /// The TCP sockets of the network namespace, at least those in scope. Of each family listeners come first.
     ///
     /// # Errors
-    /// A table that cannot be read or understood. A missing v6 table (IPv6 switched off) is none.
-    fn rows(&mut self, each: &mut dyn FnMut(Row) -> ControlFlow<()>) -> io::Result<()>;
+    /// What cannot be read or understood. Rows may have been given out before. IPv6 that is switched off is none.
+    fn rows(&mut self, scope: Scope, each: &mut dyn FnMut(Row)) -> io::Result<()>;
+
+    /// The socket that now has the addresses of `row`: something else than `row` once it has ended. None where the
+    /// kernel cannot be asked for one socket.
+    ///
+    /// # Errors
+    /// As for the rows.
+    fn find(&mut self, row: &Row) -> Option<io::Result<Option<Row>>>;
 
     /// The live processes; zombies hold nothing and are left out.
     ///
@@ -38,11 +57,14 @@ pub trait Kernel {
     /// /proc that is not mounted or not listed.
     fn processes(&mut self) -> io::Result<Vec<Visible>>;
 
-    /// The inodes of the sockets that a process holds. A process that is gone holds none.
+    /// Whether a process is still there under its name.
+    fn lives(&mut self, process: &Visible) -> bool;
+
+    /// The inodes of the sockets that a process holds, until `each` breaks. A process that is gone holds none.
     ///
     /// # Errors
     /// `PermissionDenied` where the fd table may not be read.
-    fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64)) -> io::Result<()>;
+    fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<()>;
 
     /// The effective uid of a process; readable where its fd table is not.
     ///
@@ -54,24 +76,98 @@ pub trait Kernel {
     fn control_groups(&mut self, pid: i32) -> Option<String>;
 }
 
-/// The running kernel, through /proc.
-#[derive(Debug)]
-pub struct Proc;
+/// Where sockets are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// `sock_diag` where the kernel answers it, else /proc.
+    Auto,
+    /// /proc/net/tcp and tcp6.
+    Proc,
+    /// `sock_diag`.
+    Diag,
+}
 
-impl Kernel for Proc {
-    fn rows(&mut self, each: &mut dyn FnMut(Row) -> ControlFlow<()>) -> io::Result<()> {
-        let at = |path, error: io::Error| io::Error::new(error.kind(), format!("{path}: {error}"));
-        for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            match File::open(path) {
-                Ok(table) => {
-                    // A break is of this table alone.
-                    let _ = read_table(table, &mut *each).map_err(|error| at(path, error))?;
-                }
-                Err(error) if path.ends_with('6') && error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(at(path, error)),
+impl Source {
+    /// All sources by their names.
+    pub const NAMES: [(&'static str, Source); 3] =
+        [("auto", Source::Auto), ("proc", Source::Proc), ("diag", Source::Diag)];
+}
+
+/// The running kernel. Its buffers are used again from look to look.
+#[derive(Debug)]
+pub struct System {
+    diag: Option<SockDiag>,
+    table: Vec<u8>,
+    path: String,
+    /// What is used, and why not what is faster.
+    source: String,
+}
+
+impl System {
+    /// Decides once where sockets are read.
+    #[must_use]
+    pub fn open(source: Source) -> System {
+        let mut system = System { diag: None, table: Vec::new(), path: String::new(), source: "proc".into() };
+        if source != Source::Proc {
+            let answers = || {
+                let mut diag = SockDiag::open()?;
+                diag.dump(States::LISTENERS, &mut |_| {})?;
+                io::Result::Ok(diag)
+            };
+            match answers() {
+                Ok(diag) => (system.diag, system.source) = (Some(diag), "diag".into()),
+                Err(error) => system.source = format!("proc, for sock_diag says: {error}"),
             }
         }
+        system
+    }
+
+    /// `diag` or `proc`, and why.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    fn read_tables(&mut self, scope: Scope, each: &mut dyn FnMut(Row)) -> io::Result<()> {
+        for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            let table = match File::open(path) {
+                Ok(table) => table,
+                Err(error) if path.ends_with('6') && error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(at(path, &error)),
+            };
+            let read = read_table(table, &mut self.table, |row| {
+                if scope == Scope::Listeners && !row.listens() {
+                    return ControlFlow::Break(());
+                }
+                each(row);
+                ControlFlow::Continue(())
+            });
+            read.map_err(|error| at(path, &error))?;
+        }
         Ok(())
+    }
+
+    fn path_of(&mut self, pid: i32, file: &str) -> &str {
+        self.path.clear();
+        // Writing to a String cannot fail.
+        let _ = write!(self.path, "/proc/{pid}/{file}");
+        &self.path
+    }
+}
+
+impl Kernel for System {
+    fn rows(&mut self, scope: Scope, each: &mut dyn FnMut(Row)) -> io::Result<()> {
+        let Some(diag) = &mut self.diag else { return self.read_tables(scope, each) };
+        let states = match scope {
+            Scope::Listeners => States::LISTENERS,
+            Scope::ThatMatter => States::THAT_MATTER,
+            Scope::All => States::ALL,
+        };
+        diag.dump(states, each).map_err(|error| at("sock_diag", &error))
+    }
+
+    fn find(&mut self, row: &Row) -> Option<io::Result<Option<Row>>> {
+        Some(self.diag.as_mut()?.find(row))
     }
 
     fn processes(&mut self) -> io::Result<Vec<Visible>> {
@@ -89,9 +185,20 @@ impl Kernel for Proc {
         Ok(visible)
     }
 
-    fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64)) -> io::Result<()> {
+    fn lives(&mut self, process: &Visible) -> bool {
+        let mut stat = [0; 128];
+        let read = File::open(self.path_of(process.pid, "stat")).and_then(|mut file| file.read(&mut stat));
+        let stat = stat.get(..read.unwrap_or(0)).unwrap_or_default();
+        // `7 (envoy) S 1 …`: the name may hold anything, and the last parenthesis ends it (proc_pid_stat(5)).
+        let name = stat.iter().position(|byte| *byte == b'(').and_then(|at| stat.get(at.saturating_add(1)..));
+        let rest = name.and_then(|name| name.strip_prefix(process.name.as_bytes()));
+        rest.and_then(|rest| rest.strip_prefix(b") "))
+            .is_some_and(|rest| !matches!(rest.first(), Some(b'Z' | b'X' | b'x')))
+    }
+
+    fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<()> {
         // Plain links, not procfs' FDInfo: that one opens and stats every fd of an Envoy with thousands.
-        let table = match fs::read_dir(format!("/proc/{pid}/fd")) {
+        let table = match fs::read_dir(self.path_of(pid, "fd")) {
             Ok(table) => table,
             Err(error) if gone(&error) => return Ok(()),
             Err(error) => return Err(error),
@@ -100,11 +207,10 @@ impl Kernel for Proc {
             match fd.and_then(|fd| fs::read_link(fd.path())) {
                 Ok(target) => {
                     let inode = target.as_os_str().as_bytes().strip_prefix(b"socket:[");
-                    let inode = inode.and_then(|rest| rest.strip_suffix(b"]"));
-                    if let Some(inode) =
-                        inode.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok())
-                    {
-                        each(inode);
+                    let inode = inode
+                        .and_then(|rest| std::str::from_utf8(rest.strip_suffix(b"]")?).ok()?.parse().ok());
+                    if inode.is_some_and(|inode| each(inode).is_break()) {
+                        return Ok(());
                     }
                 }
                 Err(error) if gone(&error) => {}
@@ -119,8 +225,12 @@ impl Kernel for Proc {
     }
 
     fn control_groups(&mut self, pid: i32) -> Option<String> {
-        fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
+        fs::read_to_string(self.path_of(pid, "cgroup")).ok()
     }
+}
+
+fn at(place: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{place}: {error}"))
 }
 
 /// A process that ended while it was being read.

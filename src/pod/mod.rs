@@ -4,6 +4,7 @@ pub mod kernel;
 pub mod owners;
 pub mod proc_net;
 pub mod snapshot;
+pub mod sock_diag;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

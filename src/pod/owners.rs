@@ -170,17 +170,18 @@ pub fn decide(row: &Row, rules: &Rules, evidence: &Evidence) -> (Owner, Rule) {
     }
 }
 
-/// Whether a connection of the proxy's has bytes left to pass on, or may still get some.
+/// Whether the proxy has bytes left to pass on, or may still get some.
 ///
-/// The ports of the proxy's own affairs (admin, health, metrics, the agent) carry none of the application's
-/// bytes: a scrape or a probe must not keep the proxy.
+/// The ports of its own affairs (admin, health, metrics, the agent) carry none of the application's bytes: a scrape or
+/// a probe must not keep it. On its other listeners, connections that it has not accepted yet may have brought a
+/// request already, and their senders may be gone: a starved Envoy has not even seen them.
 #[must_use]
 pub fn proxy_owes(row: &Row) -> bool {
     let own_affair = |port| RESERVED_PORTS.contains(&port) && !DATA_PORTS.contains(&port);
     let asks_itself = is_loopback(row.remote.ip()) && own_affair(row.remote.port());
     let pending =
         row.send_queue > 0 || row.receive_queue > 0 || matches!(row.state, State::SynSent | State::CloseWait);
-    !row.listens() && !own_affair(row.local.port()) && !asks_itself && pending
+    !own_affair(row.local.port()) && !asks_itself && pending
 }
 
 /// Whether a socket that no process holds any more has bytes left to deliver.
@@ -276,7 +277,11 @@ pub(crate) mod tests {
         };
         assert!(!proxy_owes(&asking("127.0.0.1:15000")));
         assert!(proxy_owes(&asking("10.0.0.9:15090")), "another Pod's port says nothing");
-        assert!(!proxy_owes(&Row { state: State::Listen, ..busy }), "a backlog is no queue");
+        let listener = row("0.0.0.0:15006", "0.0.0.0:0", State::Listen, 1337, 7);
+        assert!(!proxy_owes(&listener));
+        assert!(proxy_owes(&Row { receive_queue: 1, ..listener }), "not accepted yet");
+        let health = row("0.0.0.0:15021", "0.0.0.0:0", State::Listen, 1337, 7);
+        assert!(!proxy_owes(&Row { receive_queue: 1, ..health }));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Rows of /proc/net/tcp and /proc/net/tcp6 (`net/ipv4/tcp_ipv4.c`, `tcp4_seq_show`).
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::str::from_utf8;
@@ -8,34 +8,52 @@ use std::str::from_utf8;
 use super::{Row, State};
 
 /// The kernel's own rows have at most 180 bytes. A longer one is no row, and is not read to its end.
-const LONGEST_ROW: u64 = 1024;
+const LONGEST_ROW: usize = 1024;
+/// Larger reads gain nothing: the kernel gives out a page at a time (`fs/seq_file.c`).
+const PAGE: usize = 4096;
 
-/// Reads a table row by row until its end or until `each` breaks.
+/// Reads a table row by row until its end or until `each` breaks. `buffer` is only there to be used again.
 ///
 /// # Errors
 /// The first thing that is no row, and whatever `read` fails with: a table that is not understood as a whole
 /// says nothing about what is not there.
 pub fn read_table(
-    table: impl Read,
+    mut table: impl Read,
+    buffer: &mut Vec<u8>,
     mut each: impl FnMut(Row) -> ControlFlow<()>,
-) -> io::Result<ControlFlow<()>> {
-    // Larger reads gain nothing: the kernel gives out a page at a time (fs/seq_file.c).
-    let mut table = BufReader::with_capacity(4096, table);
-    let mut line = Vec::with_capacity(256);
+) -> io::Result<()> {
+    buffer.clear();
     let mut header = true;
     loop {
-        line.clear();
-        table.by_ref().take(LONGEST_ROW).read_until(b'\n', &mut line)?;
-        if line.is_empty() && !header {
-            return Ok(ControlFlow::Continue(()));
-        }
-        if header {
-            if !line.trim_ascii_start().starts_with(b"sl ") || line.last() != Some(&b'\n') {
-                return Err(odd("header", &line));
+        let mut rest = &buffer[..];
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let (line, tail) = rest.split_at_checked(end.saturating_add(1)).unwrap_or((rest, &[]));
+            rest = tail;
+            if header {
+                if !line.trim_ascii_start().starts_with(b"sl ") {
+                    return Err(odd("header", line));
+                }
+                header = false;
+            } else if each(parse_row(line).ok_or_else(|| odd("row", line))?).is_break() {
+                return Ok(());
             }
-            header = false;
-        } else if each(parse_row(&line).ok_or_else(|| odd("row", &line))?).is_break() {
-            return Ok(ControlFlow::Break(()));
+        }
+        if rest.len() > LONGEST_ROW {
+            return Err(odd("row", rest));
+        }
+        let done = buffer.len().saturating_sub(rest.len());
+        buffer.drain(..done);
+        let kept = buffer.len();
+        buffer.resize(kept.saturating_add(PAGE), 0);
+        let read = loop {
+            match table.read(buffer.get_mut(kept..).unwrap_or_default()) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                result => break result?,
+            }
+        };
+        buffer.truncate(kept.saturating_add(read));
+        if read == 0 {
+            return if kept == 0 && !header { Ok(()) } else { Err(odd("end", buffer)) };
         }
     }
 }
@@ -101,7 +119,7 @@ mod tests {
 
     fn rows(table: &str) -> io::Result<Vec<Row>> {
         let mut rows = Vec::new();
-        let _ = read_table(table.as_bytes(), |row| {
+        read_table(table.as_bytes(), &mut Vec::new(), |row| {
             rows.push(row);
             ControlFlow::Continue(())
         })?;
@@ -140,11 +158,11 @@ mod tests {
     #[test]
     fn reading_stops_when_told_to() {
         let mut count = 0;
-        let broke = read_table(table().as_bytes(), |_| {
+        let read = read_table(table().as_bytes(), &mut Vec::new(), |_| {
             count += 1;
             ControlFlow::Break(())
         });
-        assert_eq!((broke.unwrap(), count), (ControlFlow::Break(()), 1));
+        assert_eq!((read.is_ok(), count), (true, 1));
     }
 
     #[test]
@@ -205,7 +223,7 @@ mod tests {
         #[test]
         fn no_line_ends_the_program(line in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse_row(&line);
-            let _ = read_table(&line[..], |_| ControlFlow::Continue(()));
+            let _ = read_table(&line[..], &mut Vec::new(), |_| ControlFlow::Continue(()));
         }
     }
 }

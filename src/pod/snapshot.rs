@@ -1,6 +1,6 @@
 //! One look at the Pod: rows, owners and holders brought together, with what earlier looks have learnt.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::mem::take;
@@ -8,13 +8,16 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use super::kernel::{Kernel, Visible};
+use super::kernel::{Kernel, Scope, Visible};
 use super::owners::{Evidence, Owner, Rule, Rules, decide, orphan_owes, proxy_owes, same_container};
 use super::{Row, State};
 use crate::hold::{Proxy, Sight};
 
 /// Undelivered bytes that have not changed for this long are stalled: their receiver is gone.
 const STALLED: Duration = Duration::from_secs(5);
+
+/// At most this many connections are asked for one by one.
+const GLANCE_MOST: usize = 8;
 
 /// As what a socket holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +146,12 @@ struct Known {
     seen: u64,
 }
 
+impl Known {
+    fn is_of(&self, row: &Row) -> bool {
+        (self.local, self.remote) == (row.local, row.remote)
+    }
+}
+
 /// Undelivered bytes as they last changed.
 #[derive(Debug)]
 struct Owed {
@@ -166,6 +175,8 @@ pub struct Observer<K> {
     view: View,
     /// Counts the looks.
     look: u64,
+    /// The process list was read in this look.
+    listed: bool,
     /// Keep also the rows that can never hold.
     everything: bool,
 }
@@ -183,6 +194,7 @@ impl<K: Kernel> Observer<K> {
             unreadable: Vec::new(),
             view: View::default(),
             look: 0,
+            listed: false,
             everything: false,
         }
     }
@@ -212,30 +224,25 @@ impl<K: Kernel> Observer<K> {
     pub fn look(&mut self, now: Duration) -> &View {
         let connections_hold = self.rules.hold.connections || self.rules.hold.undelivered;
         let listener_held = self.view.holders().any(|(_, holds)| holds == Holds::Listener);
-        let mut sockets = take(&mut self.view.sockets);
-        let before = take(&mut self.view.proxies);
         self.look = self.look.saturating_add(1);
-        self.view = View { complete: connections_hold && !listener_held, ..View::default() };
-        if let Err(error) = self.find_proxies() {
-            self.view.trouble = Some(error.to_string());
+        self.listed = false;
+        self.view.trouble = None;
+        self.view.complete = connections_hold && !listener_held;
+        // A list is only made where there is something new. That its processes live is cheap to see.
+        let kernel = &mut self.kernel;
+        if self.view.proxies.is_empty() || !self.view.proxies.iter().all(|proxy| kernel.lives(proxy)) {
+            self.note(Self::list_proxies);
         }
-        if self.view.proxies != before {
-            // A proxy that has come or gone changes whose its sockets are.
-            self.known.clear();
-            self.unreadable.clear();
-        }
+        let mut sockets = take(&mut self.view.sockets);
         loop {
-            if let Err(error) = self.judge(&mut sockets, now) {
-                self.view.trouble = Some(error.to_string());
-            }
+            self.note(|observer| observer.judge(&mut sockets, now));
             let held = sockets.iter().any(|socket| socket.holds.is_some());
             if held || self.view.complete || !connections_hold {
                 break;
             }
             self.view.complete = true;
         }
-        let look = self.look;
-        let complete = self.view.complete;
+        let (look, complete) = (self.look, self.view.complete);
         self.known.retain(|_, known| known.seen == look || (!complete && known.remote.port() != 0));
         // What was not looked at may have changed: its time starts again.
         self.owed.retain(|_, owed| owed.seen == look);
@@ -243,11 +250,52 @@ impl<K: Kernel> Observer<K> {
         &self.view
     }
 
-    fn find_proxies(&mut self) -> io::Result<()> {
-        let processes = self.kernel.processes()?;
-        self.view.init_visible = processes.iter().any(|process| process.pid == 1);
-        self.view.proxies = proxies_among(&mut self.kernel, &processes, &self.rules, self.child);
-        Ok(())
+    /// Whether one of the few connections that still hold has changed since the last look, so that the next one is
+    /// worth making now. None where there are too many to ask for, or the kernel cannot be asked for one.
+    pub fn glance(&mut self) -> Option<bool> {
+        if !self.view.complete || self.view.trouble.is_some() || self.view.holders().count() > GLANCE_MOST {
+            return None;
+        }
+        for (socket, holds) in self.view.holders() {
+            let now = self.kernel.find(&socket.row)?.ok()?;
+            let still = now.is_some_and(|now| {
+                now.inode == socket.row.inode
+                    && now.remote == socket.row.remote
+                    && match (holds, socket.owner) {
+                        (Holds::Undelivered, Owner::Nobody) => orphan_owes(&now),
+                        (Holds::Undelivered, _) => proxy_owes(&now),
+                        (Holds::Listener | Holds::Connection, _) => true,
+                    }
+            });
+            if !still {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+
+    /// What goes wrong makes the look unknown, not the hold shorter.
+    fn note(&mut self, work: impl FnOnce(&mut Self) -> io::Result<()>) {
+        if let Err(error) = work(self) {
+            self.view.trouble = Some(error.to_string());
+        }
+    }
+
+    fn list_proxies(&mut self) -> io::Result<()> {
+        self.listed = true;
+        let before = take(&mut self.view.proxies);
+        self.view.init_visible = false;
+        let processes = self.kernel.processes();
+        if let Ok(processes) = &processes {
+            self.view.init_visible = processes.iter().any(|process| process.pid == 1);
+            self.view.proxies = proxies_among(&mut self.kernel, processes, &self.rules, self.child);
+        }
+        if self.view.proxies != before {
+            // A proxy that has come or gone changes whose its sockets are.
+            self.known.clear();
+            self.unreadable.clear();
+        }
+        processes.map(drop)
     }
 
     /// Reads the rows and judges them. What no one holds at the first sight of it is no holder before it was
@@ -267,53 +315,70 @@ impl<K: Kernel> Observer<K> {
     /// The rows that matter, not judged yet. An error leaves those before it.
     fn read(&mut self, sockets: &mut Vec<Judged>) -> io::Result<()> {
         sockets.clear();
-        let (complete, everything) = (self.view.complete, self.everything);
-        self.kernel.rows(&mut |row| {
-            if !row.listens() && !complete {
-                return ControlFlow::Break(());
-            }
+        let everything = self.everything;
+        let scope = match (self.view.complete, everything) {
+            (false, _) => Scope::Listeners,
+            (true, false) => Scope::ThatMatter,
+            (true, true) => Scope::All,
+        };
+        self.kernel.rows(scope, &mut |row| {
             if everything || row.listens() || row.inode != 0 || orphan_owes(&row) {
                 sockets.push(Judged { row, owner: Owner::Nobody, rule: Rule::NoInode, holds: None });
             }
-            ControlFlow::Continue(())
         })
     }
 
     /// Looks up the inodes that are new; says whether any of them was held by no one at its first sight.
     fn learn(&mut self, sockets: &[Judged]) -> io::Result<bool> {
-        let mut evidence = None;
-        let mut fresh = false;
+        let look = self.look;
+        let mut new: HashSet<u64> = HashSet::new();
         for Judged { row, .. } in sockets.iter().filter(|socket| socket.row.inode != 0) {
-            let known = self.known.get_mut(&row.inode);
-            let known = known.filter(|known| known.local == row.local && known.remote == row.remote);
-            let again = known.is_some();
-            if let Some(known) = known {
-                known.seen = self.look;
-                if known.believed {
-                    continue;
+            match self.known.get_mut(&row.inode).filter(|known| known.is_of(row)) {
+                Some(known) => {
+                    known.seen = look;
+                    if !known.believed {
+                        new.insert(row.inode);
+                    }
+                }
+                None => {
+                    new.insert(row.inode);
                 }
             }
-            let evidence = match &evidence {
-                Some(evidence) => evidence,
-                None => evidence.insert(self.gather()?),
-            };
-            let (owner, rule) = decide(row, &self.rules, evidence);
+        }
+        if new.is_empty() {
+            return Ok(false);
+        }
+        if !self.listed {
+            self.list_proxies()?;
+            if self.known.is_empty() {
+                return self.learn(sockets);
+            }
+        }
+        let evidence = self.gather(&new)?;
+        let mut fresh = false;
+        for Judged { row, .. } in sockets.iter().filter(|socket| new.contains(&socket.row.inode)) {
+            let again = self.known.get(&row.inode).is_some_and(|known| known.is_of(row));
+            let (owner, rule) = decide(row, &self.rules, &evidence);
             let believed = rule != Rule::Other || again;
             fresh |= !believed;
-            let (local, remote, seen) = (row.local, row.remote, self.look);
+            let (local, remote, seen) = (row.local, row.remote, look);
             self.known.insert(row.inode, Known { local, remote, owner, rule, believed, seen });
         }
         Ok(fresh)
     }
 
-    /// Reads the fd tables of the proxy's processes and our own.
-    fn gather(&mut self) -> io::Result<Evidence> {
+    /// Reads the fd tables of the proxy's processes and our own, until all that are `wanted` are found.
+    fn gather(&mut self, wanted: &HashSet<u64>) -> io::Result<Evidence> {
         let mut evidence = Evidence::default();
         self.unreadable.clear();
+        let collect = |inode, into: &mut HashSet<u64>| {
+            if wanted.contains(&inode) {
+                into.insert(inode);
+            }
+            if into.len() == wanted.len() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
         for proxy in &self.view.proxies {
-            match self.kernel.sockets_of(proxy.pid, &mut |inode| {
-                evidence.proxy.insert(inode);
-            }) {
+            match self.kernel.sockets_of(proxy.pid, &mut |inode| collect(inode, &mut evidence.proxy)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                     match self.kernel.effective_uid(proxy.pid) {
@@ -329,9 +394,7 @@ impl<K: Kernel> Observer<K> {
                 Err(error) => return Err(error),
             }
         }
-        self.kernel.sockets_of(own_pid(), &mut |inode| {
-            evidence.own.insert(inode);
-        })?;
+        self.kernel.sockets_of(own_pid(), &mut |inode| collect(inode, &mut evidence.own))?;
         Ok(evidence)
     }
 
@@ -348,25 +411,16 @@ impl<K: Kernel> Observer<K> {
                 }
                 None => decide(&socket.row, &self.rules, &none),
             };
+            let hold = self.rules.hold;
+            let row = &socket.row;
             socket.holds = match socket.owner {
                 Owner::Application if !believed => None,
-                Owner::Application if socket.row.listens() => {
-                    self.rules.hold.listeners.then_some(Holds::Listener)
-                }
-                Owner::Application => {
-                    (self.rules.hold.connections && !only_ports_tell).then_some(Holds::Connection)
-                }
+                Owner::Application if row.listens() => hold.listeners.then_some(Holds::Listener),
+                Owner::Application => (hold.connections && !only_ports_tell).then_some(Holds::Connection),
                 Owner::Proxy | Owner::Nobody => {
-                    let owes = if socket.owner == Owner::Nobody {
-                        orphan_owes(&socket.row)
-                    } else {
-                        proxy_owes(&socket.row)
-                    };
-                    (owes
-                        && self.rules.hold.undelivered
-                        && !only_ports_tell
-                        && !self.stalled(&socket.row, now))
-                    .then_some(Holds::Undelivered)
+                    let owes = if socket.owner == Owner::Nobody { orphan_owes(row) } else { proxy_owes(row) };
+                    (owes && hold.undelivered && !only_ports_tell && !self.stalled(row, now))
+                        .then_some(Holds::Undelivered)
                 }
                 Owner::Ignored => None,
             };
@@ -418,17 +472,13 @@ mod tests {
     }
 
     impl Kernel for &mut Script {
-        fn rows(&mut self, each: &mut dyn FnMut(Row) -> ControlFlow<()>) -> io::Result<()> {
+        fn rows(&mut self, scope: Scope, each: &mut dyn FnMut(Row)) -> io::Result<()> {
             let scene = self.scene().clone();
             if self.scenes.len() > 1 {
                 self.scenes.pop_front();
             }
-            for row in scene.rows {
-                self.rows_read += 1;
-                if each(row).is_break() {
-                    break;
-                }
-            }
+            let rows = scene.rows.into_iter().filter(|row| scope != Scope::Listeners || row.listens());
+            rows.inspect(|_| self.rows_read += 1).for_each(each);
             if scene.broken { Err(io::Error::other("row 17 is odd")) } else { Ok(()) }
         }
 
@@ -441,13 +491,22 @@ mod tests {
             Ok(all)
         }
 
-        fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64)) -> io::Result<()> {
+        fn find(&mut self, row: &Row) -> Option<io::Result<Option<Row>>> {
+            let rows = &self.scene().rows;
+            Some(Ok(rows.iter().find(|now| (now.local, now.remote) == (row.local, row.remote)).copied()))
+        }
+
+        fn lives(&mut self, process: &Visible) -> bool {
+            process.pid == 1 || !self.scene().envoy_gone
+        }
+
+        fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<()> {
             if pid == 7 {
                 self.fd_tables_read += 1;
                 if self.scene().unreadable_as.is_some() {
                     return Err(ErrorKind::PermissionDenied.into());
                 }
-                self.scene().envoy.iter().copied().for_each(each);
+                let _ = self.scene().envoy.iter().copied().try_for_each(each);
             }
             Ok(())
         }
@@ -511,7 +570,7 @@ mod tests {
         observer.look(S);
         let before = observer.kernel.rows_read;
         assert_eq!(holds(observer.look(S * 2)), [(1, Holds::Listener)]);
-        assert_eq!(observer.kernel.rows_read - before, 2, "the listener and the first that is none");
+        assert_eq!(observer.kernel.rows_read - before, 1);
     }
 
     #[test]
@@ -569,6 +628,30 @@ mod tests {
         assert_eq!(view.sight(), Sight::Unknown);
         assert!(view.trouble.as_ref().unwrap().contains("row 17"));
         assert_eq!(observer.look(S * 2).sight(), Sight::Clear);
+    }
+
+    #[test]
+    fn a_glance_sees_the_end_of_the_few_that_hold() {
+        let (one, two) = (connection(8080, 1000, 1), connection(8081, 1000, 2));
+        let owed = Row { send_queue: 9, ..connection(15006, 1337, 70) };
+        let mut script = script([scene(&[one, two, owed], &[70])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        observer.look(S);
+        observer.look(S);
+        assert_eq!(observer.glance(), Some(false));
+        for ended in [
+            vec![two, owed],
+            vec![Row { inode: 0, state: State::FinWait2, ..one }, two, owed],
+            vec![Row { inode: 9, ..one }, two, owed],
+            vec![one, two, Row { send_queue: 0, ..owed }],
+        ] {
+            observer.kernel.scenes[0].rows = ended;
+            assert_eq!(observer.glance(), Some(true));
+        }
+        let many: Vec<Row> = (1..10).map(|inode| connection(8000 + inode as u16, 1000, inode)).collect();
+        observer.kernel.scenes[0].rows = many;
+        observer.look(S * 2);
+        assert_eq!(observer.glance(), None);
     }
 
     #[test]
