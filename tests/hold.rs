@@ -303,8 +303,18 @@ fn prestop_where(refusal: &str, path: &str, flags: &[&str]) -> (i32, String) {
     let container = Container::start(&["{envoy}", "1000"]);
     let outlast = outlast();
     let inject = format!("inject=open,openat:error={refusal}");
-    let strace =
-        ["strace", "-qqo", "/dev/null", "-P", path, "-e", &inject, outlast.to_str().unwrap(), "prestop"];
+    let strace = [
+        "strace",
+        "-qqo",
+        "/dev/null",
+        "-P",
+        path,
+        "-e",
+        &inject,
+        outlast.to_str().unwrap(),
+        "prestop",
+        "--source=proc",
+    ];
     finish(container.exec(&[&strace[..], flags].concat()))
 }
 
