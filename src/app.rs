@@ -129,7 +129,8 @@ fn listen_at(address: SocketAddr) -> nix::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Asks the proxy to quit, and waits until it has. Bounded, ended by a signal, and never at the price of COMMAND's status.
+/// Asks the proxy to quit, and waits for the end of what said yes. Bounded, ended by a signal, and never at the price of
+/// COMMAND's status.
 fn quit(settings: &Settings, signals: &Signals, log: &Log) {
     let mut early = Vec::new();
     let mut interrupted = || {
@@ -140,12 +141,14 @@ fn quit(settings: &Settings, signals: &Signals, log: &Log) {
         signal.is_some()
     };
     let mut api = ProxyApi::new();
+    let mut obeys = Vec::new();
     for url in &settings.quit_url {
         let start = Instant::now();
         loop {
             let problem = match api.tell(url) {
                 Ok(()) => {
                     log.info("the proxy was asked to quit", &[("url", url)]);
+                    obeys.push(url);
                     break;
                 }
                 Err(problem) => problem,
@@ -159,8 +162,11 @@ fn quit(settings: &Settings, signals: &Signals, log: &Log) {
             }
         }
     }
+    if obeys.is_empty() {
+        return;
+    }
     let start = Instant::now();
-    while !settings.quit_url.iter().all(ProxyApi::nobody_listens) {
+    while !obeys.iter().all(|url| ProxyApi::nobody_listens(url)) {
         if start.elapsed() >= GONE_TIME {
             log.warn("the proxy was asked to quit and is still there", &[]);
             return;

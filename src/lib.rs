@@ -20,6 +20,7 @@ pub mod cli;
 pub mod exit;
 pub mod hold;
 pub mod init;
+pub mod install;
 pub mod log;
 pub mod pod;
 pub mod poststart;

@@ -8,6 +8,7 @@ use outlast::app::app;
 use outlast::cli::{Command, Invocation, Parsed, parse};
 use outlast::exit::Exit;
 use outlast::init::first;
+use outlast::install::install;
 use outlast::log::{Format, Level, Log};
 use outlast::poststart::poststart;
 use outlast::prestop::{Pod, prestop};
@@ -55,6 +56,7 @@ fn dispatch(parsed: Parsed) -> Exit {
         Command::Run => run(&parsed.settings, terms, parsed.command_line, &log),
         Command::Prestop => prestop(&parsed, terms, &log),
         Command::App => app(&parsed.settings, parsed.command_line, &log),
+        Command::Install => install(parsed.command_line.first().map_or("".as_ref(), |path| path), &log),
         Command::Status => status(&parsed.settings),
         Command::Poststart => poststart(&parsed.settings, &log),
     }

@@ -35,7 +35,7 @@ impl Flag {
     }
 }
 
-use Command::{App, Poststart, Prestop, Run, Status};
+use Command::{App, Install, Poststart, Prestop, Run, Status};
 
 /// All flags, in the order of the help.
 pub const FLAGS: &[Flag] = &[
@@ -284,7 +284,7 @@ pub const FLAGS: &[Flag] = &[
         name: "log-format",
         value: "FORMAT",
         default: "text",
-        commands: &[Run, Prestop, Poststart, App, Status],
+        commands: &[Run, Prestop, Poststart, App, Status, Install],
         short: "text or json.",
         long: "One event a line on stderr, in both.",
         set: |settings, text| store(&mut settings.log_format, word(text, &Format::NAMES)),
@@ -293,7 +293,7 @@ pub const FLAGS: &[Flag] = &[
         name: "log-level",
         value: "LEVEL",
         default: "info",
-        commands: &[Run, Prestop, Poststart, App, Status],
+        commands: &[Run, Prestop, Poststart, App, Status, Install],
         short: "error, warn, info or debug.",
         long: "A hold is told at info.",
         set: |settings, text| store(&mut settings.log_level, word(text, &Level::NAMES)),

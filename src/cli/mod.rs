@@ -33,11 +33,13 @@ pub enum Command {
     App,
     /// For a person, or an exec probe.
     Status,
+    /// For an init container.
+    Install,
 }
 
 impl Command {
     /// All commands: name, arguments and what they do, as the help shows them.
-    pub const ALL: [(Command, &'static str, &'static str, &'static str); 5] = [
+    pub const ALL: [(Command, &'static str, &'static str, &'static str); 6] = [
         (
             Command::Run,
             "run",
@@ -62,6 +64,12 @@ impl Command {
             "status",
             "[FLAGS]",
             "Print every socket with its owner, and what a hold would do now.",
+        ),
+        (
+            Command::Install,
+            "install",
+            "[FLAGS] PATH",
+            "Copy outlast onto a shared volume, as the file PATH or into the directory PATH.",
         ),
     ];
 
@@ -234,7 +242,7 @@ pub struct Parsed {
     pub settings: Settings,
     /// The flags that were given as arguments.
     pub given: Vec<&'static str>,
-    /// COMMAND and its arguments, byte for byte.
+    /// COMMAND and its arguments, byte for byte; PATH for install.
     pub command_line: Vec<OsString>,
     /// Variables that mean nothing.
     pub unknown: Vec<String>,
@@ -304,6 +312,9 @@ pub fn parse(
     if command.takes_command() && parsed.command_line.is_empty() {
         parsed.problems.push("no COMMAND: expected -- COMMAND [ARG...] at the end".into());
     }
+    if command == Command::Install && parsed.command_line.iter().all(|path| path.is_empty()) {
+        parsed.problems.push("no PATH: expected a file or a directory to install to".into());
+    }
     for problem in &mut parsed.problems {
         problem.insert_str(0, &format!("outlast {}: ", command.name()));
     }
@@ -336,6 +347,12 @@ impl Parsed {
                 Ok(Some(Arg::Long("help"))) => return Some(help(self.command, true)),
                 Ok(Some(Arg::Short('V') | Arg::Long("version"))) => return Some(version()),
                 Ok(Some(Arg::Long(name))) => name.to_string(),
+                Ok(Some(Arg::Value(path)))
+                    if self.command == Command::Install && self.command_line.is_empty() =>
+                {
+                    self.command_line.push(path);
+                    continue;
+                }
                 Ok(Some(argument)) => {
                     let mut problem = format!("{}: unexpected argument", shown(&argument));
                     if self.command.takes_command() {
@@ -467,6 +484,7 @@ fn help(command: Command, long: bool) -> String {
              not ready in time; 125 outlast failed before COMMAND ran; 126 COMMAND cannot be executed; 127 COMMAND was \
              not found."
         }
+        Command::Install => "0; 2 wrong usage; 125 it could not be installed, and nothing is left behind.",
         Command::Status => {
             "0; with --check 0 nothing holds, 3 something holds, 4 not everything could be read; 2 wrong usage."
         }
