@@ -75,6 +75,8 @@ impl<'a> Watch<'a> {
     /// Starts a hold. `child` is the wrapped command's process.
     #[must_use]
     pub fn start(log: &'a Log, settings: &Settings, terms: Terms, child: Option<i32>) -> Watch<'a> {
+        // Before anything that may take its time: the timeout counts from the signal.
+        let start = Instant::now();
         let rules = &settings.rules;
         let names = rules.proxy.join(",");
         let poll = terms.poll.map_or("auto".into(), |poll| format!("{poll:?}"));
@@ -104,7 +106,7 @@ impl<'a> Watch<'a> {
             log,
             observer: Observer::new(kernel, rules.clone(), child),
             hold: Hold::new(terms),
-            start: Instant::now(),
+            start,
             due: Duration::ZERO,
             names,
             looked: false,
@@ -164,9 +166,9 @@ impl<'a> Watch<'a> {
         let cost_before = cpu_time();
         let view = self.observer.look(begin);
         let (sight, proxy) = (view.sight(), view.proxy());
+        let cost = cpu_time().saturating_sub(cost_before);
         let end = self.start.elapsed();
         self.tell(end);
-        let cost = cpu_time().saturating_sub(cost_before);
         self.glance = (sight == Sight::Held).then(|| end.saturating_add(GLANCE));
         match self.hold.observe(Look { begin, end, cost, sight, proxy }) {
             Next::LookAt(due) => {
