@@ -23,6 +23,8 @@ pub struct Request {
     pub ended: Instant,
     /// The length of the answer's body, or why there was none.
     pub result: Result<usize, String>,
+    /// The answer asked the client to leave: `connection: close`.
+    pub close: bool,
 }
 
 /// Which clients make a load.
@@ -112,15 +114,16 @@ impl Shared {
         Instant::now()
     }
 
-    fn end(&self, started: Instant, result: io::Result<usize>) {
-        let result = result.map_err(|error| error.to_string());
+    fn end(&self, started: Instant, result: io::Result<(usize, bool)>) {
+        let close = matches!(result, Ok((_, true)));
+        let result = result.map(|(body, _)| body).map_err(|error| error.to_string());
         let mut requests = self.requests.lock().unwrap();
         requests.in_flight -= 1;
-        requests.done.push(Request { started, ended: Instant::now(), result });
+        requests.done.push(Request { started, ended: Instant::now(), result, close });
         self.changed.notify_all();
     }
 
-    fn one(&self, keep: &mut Option<Connection>) -> io::Result<usize> {
+    fn one(&self, keep: &mut Option<Connection>) -> io::Result<(usize, bool)> {
         let mut connection = match keep.take() {
             Some(connection) => connection,
             None => Connection::open(self.addr, &self.gone)?,
@@ -129,7 +132,7 @@ impl Shared {
         if !close {
             *keep = Some(connection);
         }
-        Ok(body)
+        Ok((body, close))
     }
 
     fn open_loop(self: &Arc<Self>, per_second: u32) {
@@ -203,7 +206,7 @@ impl Pod {
         connection.from.fill_buf().expect("the slow client is answered");
         let thread = thread::spawn(move || {
             let result = connection.read_slowly(rate).map_err(|error| error.to_string());
-            Request { started, ended: Instant::now(), result }
+            Request { started, ended: Instant::now(), result, close: false }
         });
         SlowReader { port, thread }
     }

@@ -11,6 +11,8 @@ pub struct Bootstrap {
     pub inbound: Vec<(u16, SocketAddr)>,
     /// An outbound port for which Envoy originates TLS.
     pub tls_port: Option<u16>,
+    /// There is no pilot-agent: Envoy itself says on 15021 whether it is ready.
+    pub alone: bool,
 }
 
 impl Bootstrap {
@@ -56,6 +58,11 @@ impl Bootstrap {
             ));
             outbound.push(tcp_chain("tls", &json!({ "destination_port": port })));
         }
+        let mut health = http_chain(if self.alone { "admin" } else { "agent" }, &json!({}), "/healthz/ready");
+        if self.alone {
+            let route = "/filters/0/typed_config/route_config/virtual_hosts/0/routes/0/route";
+            health.pointer_mut(route).expect("a route")["prefix_rewrite"] = json!("/ready");
+        }
         json!({
             "admin": { "address": address("127.0.0.1", 15000) },
             "static_resources": {
@@ -63,7 +70,7 @@ impl Bootstrap {
                 "listeners": [
                     listener("virtualOutbound", 15001, "OUTBOUND", true, &outbound),
                     listener("virtualInbound", 15006, "INBOUND", true, &inbound),
-                    listener("health", 15021, "UNSPECIFIED", false, &[http_chain("agent", &json!({}), "/healthz/ready")]),
+                    listener("health", 15021, "UNSPECIFIED", false, &[health]),
                     listener("metrics", 15090, "UNSPECIFIED", false, &[http_chain("admin", &json!({}), "/stats/prometheus")]),
                 ],
             },

@@ -28,21 +28,30 @@ impl Message {
     }
 }
 
-/// Reads one message with a Content-Length or without a body. An end before the first byte is `UnexpectedEof`.
+/// Reads one message with a Content-Length, in chunks, or without a body. An end before the first byte is `UnexpectedEof`.
 pub fn read(from: &mut impl BufRead) -> io::Result<Message> {
     let start = line(from)?;
-    let (mut length, mut close) = (0, false);
+    let (mut length, mut close, mut chunked) = (0, false, false);
     loop {
         let header = line(from)?.to_ascii_lowercase();
         match header.split_once(':').map(|(name, value)| (name, value.trim())) {
             None => break,
             Some(("content-length", value)) => length = value.parse().map_err(io::Error::other)?,
             Some(("connection", "close")) => close = true,
+            Some(("transfer-encoding", "chunked")) => chunked = true,
             Some(_) => {}
         }
     }
     let mut body = vec![0; length];
     from.read_exact(&mut body)?;
+    while chunked {
+        let length = usize::from_str_radix(&line(from)?, 16).map_err(io::Error::other)?;
+        let before = body.len();
+        body.resize(before + length, 0);
+        from.read_exact(&mut body[before..])?;
+        line(from)?;
+        chunked = length > 0;
+    }
     Ok(Message { start, close, body })
 }
 
@@ -77,9 +86,17 @@ pub fn call(method: &str, addr: SocketAddr, path: &str, at_most: Duration) -> io
     stream.write_all(request.as_bytes())?;
     let mut stream = BufReader::new(stream);
     let start = line(&mut stream)?;
-    // The body may be chunked; nobody wants it, but the server shall not see a reset.
+    // Nobody wants the body, but the server shall not see a reset.
     stream.read_to_end(&mut Vec::new())?;
     Ok(Message { start, close: true, body: Vec::new() }.status())
+}
+
+/// One GET on a connection of its own; the answer.
+pub fn fetch(addr: SocketAddr, path: &str, at_most: Duration) -> io::Result<Message> {
+    let mut stream = TcpStream::connect_timeout(&addr, at_most)?;
+    stream.set_read_timeout(Some(at_most))?;
+    get(&mut stream, addr, path)?;
+    read(&mut BufReader::new(stream))
 }
 
 /// `http://ADDRESS:PORT/path` as the address and the path.

@@ -29,6 +29,7 @@ mod kubelet;
 mod log;
 mod netns;
 mod pod;
+mod throttle;
 mod upstream;
 
 pub use client::{Load, Pace, Request, SlowReader};
@@ -36,7 +37,8 @@ pub use container::{Exit, Process, Status};
 pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
 pub use pod::{Builder, End, Pod};
-pub use upstream::{TlsUpstream, Upstream};
+pub use throttle::Throttle;
+pub use upstream::{Sink, Upstream};
 
 /// The Pod's addresses, and those of the clients on the other end of its veth.
 pub const POD_V4: &str = "10.9.0.2";

@@ -120,6 +120,13 @@ pub(crate) fn part(pod: &Netns) -> Result<()> {
     pod.command("ip", &["link", "del", "eth0"], "")
 }
 
+/// The first `count` SYNs to `port` are lost. The bucket of the match holds as many and is not filled again in time.
+pub(crate) fn drop_syns(client: &Netns, port: u16, count: u32) -> Result<()> {
+    let rule =
+        format!("-A INPUT -p tcp --dport {port} --syn -m limit --limit 1/day --limit-burst {count} -j DROP");
+    client.command("iptables-restore", &["--wait", "--noflush"], &format!("*filter\n{rule}\nCOMMIT\n"))
+}
+
 /// From now on nothing passes between the client's `port` and the Pod: a client that vanished without a FIN.
 pub(crate) fn silence(client: &Netns, port: u16) -> Result<()> {
     let rules = format!(

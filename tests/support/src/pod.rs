@@ -3,6 +3,7 @@
 use crate::container::{Process, Spec, programs, repository};
 use crate::log::Log;
 use crate::netns::{self, Netns};
+use crate::throttle::Throttle;
 use crate::{POD_V4, http};
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub struct Builder {
     sidecar_argv: Vec<String>,
     application: Spec,
     application_argv: Option<Vec<String>>,
+    /// What comes before the application's own argv.
+    application_wrap: Vec<String>,
 }
 
 impl Builder {
@@ -53,6 +56,15 @@ impl Builder {
         self
     }
 
+    /// Makes a host's program known to the application's container as `name`, and starts the application through
+    /// `argv`, such as `outlast app --`.
+    #[must_use]
+    pub fn wrap_application(mut self, file: impl Into<PathBuf>, name: &str, argv: &[&str]) -> Self {
+        self.application.programs.push((file.into(), name.to_owned()));
+        self.application_wrap = argv.iter().map(ToString::to_string).collect();
+        self
+    }
+
     /// Makes the Pod and waits until both containers are ready.
     pub fn start(&self) -> Result<Pod> {
         let pod = self.start_unready()?;
@@ -73,8 +85,10 @@ impl Builder {
         let mut application_spec = self.application.clone();
         application_spec.programs.push((programs().join("application"), "application".to_owned()));
         // As in a cluster: all containers start together.
-        let application =
-            self.application_argv.as_ref().map(|argv| application_spec.run(&net, argv, &log)).transpose()?;
+        let run = |argv: &Vec<String>| {
+            application_spec.run(&net, &[&self.application_wrap[..], argv].concat(), &log)
+        };
+        let application = self.application_argv.as_ref().map(run).transpose()?;
         let sidecar = sidecar_spec.run(&net, &self.sidecar_argv, &log)?;
         Ok(Pod { sidecar, application, spec: sidecar_spec, net, client, log, gone: Arc::default() })
     }
@@ -104,7 +118,13 @@ impl Pod {
     pub fn builder() -> Builder {
         let sidecar = Spec { name: "sidecar", uid: 1337, read_only: true, ..Spec::default() };
         let application = Spec { name: "application", uid: 1000, ..Spec::default() };
-        let builder = Builder { sidecar, sidecar_argv: Vec::new(), application, application_argv: None };
+        let builder = Builder {
+            sidecar,
+            sidecar_argv: Vec::new(),
+            application,
+            application_argv: None,
+            application_wrap: Vec::new(),
+        };
         builder.sidecar(&["pilot-agent", "proxy", "sidecar"])
     }
 
@@ -169,6 +189,17 @@ impl Pod {
     /// A client's connections from `port` fall silent, both ways and without a FIN.
     pub fn silence(&self, port: u16) -> Result<()> {
         netns::silence(&self.client, port)
+    }
+
+    /// Drops the first `count` connection attempts to an upstream's `port`: its SYN-ACK comes with the kernel's next
+    /// try, 1 s after the one before on Linux 6.5 and later, 1 s and 2 s before that.
+    pub fn drop_syns(&self, port: u16, count: u32) -> Result<()> {
+        netns::drop_syns(&self.client, port, count)
+    }
+
+    /// The sidecar's Envoys get `percent` of a CPU, together, until the value is dropped.
+    pub fn throttle_envoy(&self, percent: u32) -> Result<Throttle> {
+        Throttle::start(&self.sidecar.others("envoy"), percent)
     }
 
     pub(crate) fn part(&self) {

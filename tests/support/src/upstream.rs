@@ -22,12 +22,15 @@ impl Upstream {
     }
 }
 
-/// A TLS server that is slow to say hello.
+/// A server that answers nothing and keeps what it receives.
 #[derive(Debug)]
-pub struct TlsUpstream(Arc<(Mutex<Vec<u8>>, Condvar)>);
+pub struct Sink(Arc<Kept>);
 
-impl TlsUpstream {
-    /// What it has received, decrypted, as soon as that is `len` bytes or more.
+/// The bytes, and whether there are more.
+type Kept = (Mutex<Vec<u8>>, Condvar);
+
+impl Sink {
+    /// What it has received, without TLS, as soon as that is `len` bytes or more.
     pub fn received(&self, len: usize, at_most: Duration) -> Vec<u8> {
         let few = |bytes: &mut Vec<u8>| bytes.len() < len;
         self.0.1.wait_timeout_while(self.0.0.lock().unwrap(), at_most, few).unwrap().0.clone()
@@ -44,27 +47,26 @@ impl Pod {
     }
 
     /// Serves TLS on `port`; each handshake begins after `delay`.
-    pub fn tls_upstream(&self, port: u16, delay: Duration) -> Result<TlsUpstream> {
+    pub fn tls_upstream(&self, port: u16, delay: Duration) -> Result<Sink> {
         let made = rcgen::generate_simple_self_signed(vec!["upstream".to_owned()])?;
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
         let config = ServerConfig::builder().with_no_client_auth();
         let config = Arc::new(config.with_single_cert(vec![made.cert.der().clone()], key)?);
-        let received = Arc::<(Mutex<Vec<u8>>, Condvar)>::default();
-        let upstream = TlsUpstream(Arc::clone(&received));
+        let received = Arc::<Kept>::default();
+        let upstream = Sink(Arc::clone(&received));
         self.serve(port, move |stream| {
             thread::sleep(delay);
             let session = ServerConnection::new(Arc::clone(&config)).map_err(io::Error::other)?;
-            let mut stream = StreamOwned::new(session, stream);
-            let mut bytes = [0; 1024];
-            loop {
-                let got = stream.read(&mut bytes)?;
-                if got == 0 {
-                    return Ok(());
-                }
-                received.0.lock().unwrap().extend_from_slice(&bytes[..got]);
-                received.1.notify_all();
-            }
+            keep(&mut StreamOwned::new(session, stream), &received)
         })?;
+        Ok(upstream)
+    }
+
+    /// Accepts on `port` and reads.
+    pub fn tcp_upstream(&self, port: u16) -> Result<Sink> {
+        let received = Arc::<Kept>::default();
+        let upstream = Sink(Arc::clone(&received));
+        self.serve(port, move |mut stream| keep(&mut stream, &received))?;
         Ok(upstream)
     }
 
@@ -90,6 +92,18 @@ impl Pod {
             }
         });
         Ok(())
+    }
+}
+
+fn keep(stream: &mut impl Read, received: &Kept) -> io::Result<()> {
+    let mut bytes = [0; 1024];
+    loop {
+        let got = stream.read(&mut bytes)?;
+        if got == 0 {
+            return Ok(());
+        }
+        received.0.lock().unwrap().extend_from_slice(&bytes[..got]);
+        received.1.notify_all();
     }
 }
 

@@ -1,4 +1,5 @@
-//! An application that serves HTTP or works, and stops in the way that its flags say.
+//! An application that serves HTTP or works, and stops in the way that its flags say. A Job (`--job 3s`) works for so
+//! long without being stopped, and exits with `--status`.
 //!
 //! On SIGTERM, in this order: serve `--serve-more`; send a record to `--record` and close that connection at once;
 //! close the listeners; finish the requests in flight; make the last request on the connection of `--worker`; make
@@ -27,6 +28,8 @@ struct Options {
     record: Option<SocketAddr>,
     worker: Option<SocketAddr>,
     last_call: Option<String>,
+    job: Option<Duration>,
+    status: u8,
 }
 
 /// The number of requests in flight.
@@ -49,6 +52,11 @@ fn main() -> Result<ExitCode> {
     let worker = options.worker.map(connect_worker);
     eprintln!("ready");
 
+    if let Some(time) = options.job {
+        thread::sleep(time);
+        eprintln!("the job is done");
+        return Ok(ExitCode::from(options.status));
+    }
     stop.wait()?;
     eprintln!("stop signal");
     if options.never_stop {
@@ -86,11 +94,9 @@ fn parse() -> Result<Options> {
     while let Some(arg) = parser.next()? {
         match arg {
             Arg::Long("listen") => options.listen.push(parser.value()?.parse()?),
-            Arg::Long("serve-more") => {
-                let value = parser.value()?.string()?;
-                let seconds = value.strip_suffix('s').context("--serve-more takes seconds, such as 3s")?;
-                options.serve_more = Duration::try_from_secs_f64(seconds.parse()?)?;
-            }
+            Arg::Long("serve-more") => options.serve_more = seconds(&parser.value()?.string()?)?,
+            Arg::Long("job") => options.job = Some(seconds(&parser.value()?.string()?)?),
+            Arg::Long("status") => options.status = parser.value()?.parse()?,
             Arg::Long("never-stop") => options.never_stop = true,
             Arg::Long("record") => options.record = Some(parser.value()?.parse()?),
             Arg::Long("worker") => options.worker = Some(parser.value()?.parse()?),
@@ -99,6 +105,11 @@ fn parse() -> Result<Options> {
         }
     }
     Ok(options)
+}
+
+fn seconds(text: &str) -> Result<Duration> {
+    let seconds = text.strip_suffix('s').context("a time is in seconds, such as 3s")?;
+    Ok(Duration::try_from_secs_f64(seconds.parse()?)?)
 }
 
 /// Tries until the proxy and the upstream are there, as workers do.

@@ -1,6 +1,8 @@
 //! A stand-in for Istio's pilot-agent: `pilot-agent proxy sidecar …` runs Envoy and stops it as the real one does.
 //!
-//! `TERMINATION_DRAIN_DURATION_SECONDS` as Istio has it. `POD_INBOUND=8080=127.0.0.1:8080,…` and `POD_TLS_PORT=9443`
+//! `TERMINATION_DRAIN_DURATION_SECONDS`, `EXIT_ON_ZERO_ACTIVE_CONNECTIONS` and `MINIMUM_DRAIN_DURATION` as Istio has
+//! them. `POD_WITHOUT_DRAIN=true` makes it one from before Istio 1.21, `POD_DRAIN_STRATEGY=gradual` gives Envoy its own
+//! default. `POD_INBOUND=8080=127.0.0.1:8080,…` and `POD_TLS_PORT=9443`
 //! stand for what the control plane would say.
 
 use anyhow::{Context, Result, ensure};
@@ -76,7 +78,11 @@ fn agent() -> Result<()> {
             Event::Signal => {
                 eprintln!("pilot-agent: draining");
                 drain("/drain_listeners?inboundonly&graceful");
-                thread::sleep(drain_duration()?);
+                if is_set("EXIT_ON_ZERO_ACTIVE_CONNECTIONS") {
+                    wait_for_zero()?;
+                } else {
+                    thread::sleep(seconds("TERMINATION_DRAIN_DURATION_SECONDS")?);
+                }
                 break;
             }
             Event::Quit => break,
@@ -91,9 +97,40 @@ fn agent() -> Result<()> {
     Ok(())
 }
 
-fn drain_duration() -> Result<Duration> {
-    let seconds = std::env::var("TERMINATION_DRAIN_DURATION_SECONDS").unwrap_or_else(|_| "5".to_owned());
-    Ok(Duration::from_secs(seconds.parse().context("TERMINATION_DRAIN_DURATION_SECONDS")?))
+fn is_set(name: &str) -> bool {
+    std::env::var(name).is_ok_and(|value| value == "true")
+}
+
+/// Both of Istio's durations are 5 s unless said otherwise.
+fn seconds(name: &str) -> Result<Duration> {
+    let seconds = std::env::var(name).unwrap_or_else(|_| "5".to_owned());
+    Ok(Duration::from_secs(seconds.trim_end_matches('s').parse().with_context(|| name.to_owned())?))
+}
+
+/// Without a limit. A request that fails, or an answer without a count, says nothing.
+fn wait_for_zero() -> Result<()> {
+    thread::sleep(seconds("MINIMUM_DRAIN_DURATION")?);
+    loop {
+        thread::sleep(Duration::from_secs(1));
+        match active_connections() {
+            Some(0) => return Ok(()),
+            Some(count) => eprintln!("pilot-agent: {count} active connections"),
+            None => eprintln!("pilot-agent: the number of active connections is unknown"),
+        }
+    }
+}
+
+/// The sum over Envoy's listeners, without its own affairs.
+fn active_connections() -> Option<u64> {
+    let answer = http::fetch(ADMIN.into(), "/stats?usedonly&filter=downstream_cx_active$", TIMEOUT).ok()?;
+    let text = String::from_utf8(answer.body).ok()?;
+    let counted = |name: &str| {
+        let others = ["worker_", "envoy_internal_", "admin", "_15021", "_15090"];
+        name.starts_with("listener.") && !others.iter().any(|other| name.contains(other))
+    };
+    let lines = text.lines().filter_map(|line| line.split_once(": ")).filter(|(name, _)| counted(name));
+    let counts: Vec<u64> = lines.filter_map(|(_, count)| count.parse().ok()).collect();
+    (!counts.is_empty()).then(|| counts.iter().sum())
 }
 
 fn drain(path: &str) {
@@ -117,7 +154,8 @@ fn start_envoy(mask: SigSet) -> Result<Child> {
     let mut envoy = Command::new("/usr/local/bin/envoy");
     envoy.arg("--config-yaml").arg(bootstrap.config().to_string());
     // Istio's own flags, as far as they matter without discovery.
-    envoy.args(["--drain-time-s", "45", "--drain-strategy", "immediate", "--disable-hot-restart"]);
+    let strategy = std::env::var("POD_DRAIN_STRATEGY").unwrap_or_else(|_| "immediate".to_owned());
+    envoy.args(["--drain-time-s", "45", "--drain-strategy", &strategy, "--disable-hot-restart"]);
     envoy.args(["--log-level", "warning", "--concurrency", "2"]);
     // SAFETY: sigprocmask is async-signal-safe.
     unsafe {
@@ -151,6 +189,7 @@ fn answer(stream: TcpStream, events: &Sender<Event>) -> std::io::Result<()> {
         let request = http::read(&mut from)?;
         let (status, event) = match request.request() {
             ("GET", "/healthz/ready") => (readiness(), None),
+            (_, "/drain") if is_set("POD_WITHOUT_DRAIN") => ("404 Not Found", None),
             (_, "/quitquitquit" | "/drain") if !local => ("403 Forbidden", None),
             ("POST", "/quitquitquit") => ("200 OK", Some(Event::Quit)),
             ("POST", "/drain") => ("200 OK", Some(Event::Drain)),
