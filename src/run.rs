@@ -47,7 +47,7 @@ pub fn run(settings: &Settings, terms: Terms, command: Vec<OsString>, log: &Log)
             && let Some(reason) = watch.look_if_due()
         {
             watch.released(reason);
-            if settings.fast_exit && reason == Reason::Clear && watch.has_pilot_agent() {
+            if settings.fast_exit && reason == Reason::Clear && watch.nothing_to_drain() {
                 skip_drain(log);
             }
             child.stop(*stop);

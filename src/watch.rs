@@ -13,7 +13,7 @@ use crate::log::{Field, Log, Seconds};
 use crate::pod::Row;
 use crate::pod::kernel::System;
 use crate::pod::owners::{Kinds, Owner, Rule};
-use crate::pod::snapshot::{Judged, Observer};
+use crate::pod::snapshot::{Holds, Judged, Observer};
 use crate::proxy_api::{ProxyApi, Url};
 
 /// At the start, at most this many listeners are named; with all else a hold of 30 s stays below 100 lines.
@@ -56,6 +56,10 @@ pub struct Watch<'a> {
     beat: Duration,
     /// One of the last holders seen, and when.
     last: Option<(Row, Duration)>,
+    /// Something of an application's has held.
+    application_seen: bool,
+    /// Connections and undelivered bytes are among what holds.
+    saw_connections: bool,
     drain: Option<Drain>,
     /// When to glance at the few connections that still hold, since the start.
     glance: Option<Duration>,
@@ -115,6 +119,8 @@ impl<'a> Watch<'a> {
             change_said: Duration::ZERO,
             beat: Duration::ZERO,
             last: None,
+            application_seen: false,
+            saw_connections: rules.hold.connections && rules.hold.undelivered,
             glance: None,
             drain: settings.drain.map(|at| Drain { at, tries: DRAIN_TRIES, api: ProxyApi::new() }),
         }
@@ -128,10 +134,14 @@ impl<'a> Watch<'a> {
         due.saturating_sub(self.start.elapsed())
     }
 
-    /// Whether pilot-agent is one of the proxy's processes.
+    /// Whether a hold that ended clear has left pilot-agent nothing to drain: an application was seen and is gone, and
+    /// connections and undelivered bytes were looked at. Where none was seen (a gateway, an application behind a unix
+    /// socket), requests may be in flight that no socket of an application's shows.
     #[must_use]
-    pub fn has_pilot_agent(&self) -> bool {
-        self.observer.view().proxies.iter().any(|proxy| proxy.name == "pilot-agent")
+    pub fn nothing_to_drain(&self) -> bool {
+        let saw_all = self.saw_connections && !self.observer.unreadable().iter().any(|(_, uid)| *uid == 0);
+        let has_pilot_agent = self.observer.view().proxies.iter().any(|proxy| proxy.name == "pilot-agent");
+        has_pilot_agent && saw_all && self.application_seen
     }
 
     /// Tells Envoy to drain, if it is time to. A failure is tried again a few times and changes nothing else.
@@ -225,6 +235,7 @@ impl<'a> Watch<'a> {
         if let Some((holder, _)) = view.holders().next() {
             self.last = Some((holder.row, now));
         }
+        self.application_seen |= view.holders().any(|(_, kind)| kind != Holds::Undelivered);
         let mut listeners: Vec<Listener> = view
             .sockets
             .iter()
