@@ -120,6 +120,16 @@ pub(crate) fn part(pod: &Netns) -> Result<()> {
     pod.command("ip", &["link", "del", "eth0"], "")
 }
 
+/// Packets to `port` on the loopback are lost, or answered by a reset.
+pub(crate) fn wall_off(pod: &Netns, port: u16, refuse: bool) -> Result<()> {
+    let verdict = if refuse { "REJECT --reject-with tcp-reset" } else { "DROP" };
+    for program in ["iptables-restore", "ip6tables-restore"] {
+        let rules = format!("*filter\n-A INPUT -i lo -p tcp --dport {port} -j {verdict}\nCOMMIT\n");
+        pod.command(program, &["--wait", "--noflush"], &rules)?;
+    }
+    Ok(())
+}
+
 /// The first `count` SYNs to `port` are lost. The bucket of the match holds as many and is not filled again in time.
 pub(crate) fn drop_syns(client: &Netns, port: u16, count: u32) -> Result<()> {
     let rule =

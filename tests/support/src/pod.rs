@@ -191,6 +191,12 @@ impl Pod {
         netns::silence(&self.client, port)
     }
 
+    /// From now on nobody in the Pod gets an answer from one of its own loopback ports: a server that hangs, or with
+    /// `refuse` one that is gone.
+    pub fn wall_off(&self, port: u16, refuse: bool) -> Result<()> {
+        netns::wall_off(&self.net, port, refuse)
+    }
+
     /// Drops the first `count` connection attempts to an upstream's `port`: its SYN-ACK comes with the kernel's next
     /// try, 1 s after the one before on Linux 6.5 and later, 1 s and 2 s before that.
     pub fn drop_syns(&self, port: u16, count: u32) -> Result<()> {
