@@ -1,9 +1,11 @@
 //! `outlast run`: the entrypoint.
 
 use std::ffi::OsString;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::libc;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::cli::Settings;
 use crate::exit::Exit;
@@ -30,6 +32,7 @@ pub fn run(settings: &Settings, terms: Terms, command: Vec<OsString>, log: &Log)
     loop {
         let time = match &phase {
             Phase::Holding(_, watch) => Some(watch.time_left()),
+            Phase::Ending(_, began) => Some(ENVOYS_END.saturating_sub(began.elapsed())),
             Phase::Before | Phase::After => None,
         };
         signals.wait(time);
@@ -47,19 +50,32 @@ pub fn run(settings: &Settings, terms: Terms, command: Vec<OsString>, log: &Log)
             && let Some(reason) = watch.look_if_due()
         {
             watch.released(reason);
-            if settings.fast_exit && reason == Reason::Clear && watch.nothing_to_drain() {
-                skip_drain(log);
-            }
-            child.stop(*stop);
+            let fast = settings.fast_exit && reason == Reason::Clear && watch.nothing_to_drain();
+            phase = if fast && end_envoy(watch, log) {
+                Phase::Ending(*stop, Instant::now())
+            } else {
+                child.stop(*stop);
+                Phase::After
+            };
+        }
+        if let Phase::Ending(stop, began) = phase
+            && began.elapsed() >= ENVOYS_END
+        {
+            child.stop(stop);
             phase = Phase::After;
         }
     }
 }
 
+/// How long pilot-agent's Envoy may take to end before pilot-agent gets the signal, and kills it.
+const ENVOYS_END: Duration = Duration::from_secs(2);
+
 /// Before, in and after the hold. The number is that of the stop signal that started it.
 enum Phase<'a> {
     Before,
     Holding(i32, Box<Watch<'a>>),
+    /// After a hold, while pilot-agent's Envoy ends by itself, and pilot-agent with it.
+    Ending(i32, Instant),
     After,
 }
 
@@ -93,7 +109,7 @@ fn on_signal<'a>(
             child.stop(stop);
             Phase::After
         }
-        (Phase::After, libc::SIGTERM | libc::SIGINT) => {
+        (Phase::Ending(..) | Phase::After, libc::SIGTERM | libc::SIGINT) => {
             child.stop(number);
             Phase::After
         }
@@ -104,10 +120,28 @@ fn on_signal<'a>(
     }
 }
 
-/// Tells pilot-agent that there is nothing left for it to drain.
-fn skip_drain(log: &Log) {
-    match ProxyApi::new().tell(&Url::agent_drain()) {
-        Ok(()) => log.debug("pilot-agent will exit at once", &[]),
-        Err(error) => log.warn("cannot skip pilot-agent's own drain", &[("error", &error)]),
+/// Skips pilot-agent's own drain: tells pilot-agent, then ends its Envoy, which pilot-agent follows. Says whether that
+/// is under way.
+///
+/// The signal alone would have pilot-agent kill Envoy, with the last second of its access log unwritten.
+fn end_envoy(watch: &Watch, log: &Log) -> bool {
+    let envoys: Vec<i32> = watch.agents_envoys().collect();
+    if envoys.is_empty() {
+        return false;
+    }
+    if let Err(error) = ProxyApi::new().tell(&Url::agent_drain()) {
+        log.warn("cannot skip pilot-agent's own drain", &[("error", &error)]);
+        return false;
+    }
+    let end = |pid: &i32| kill(Pid::from_raw(*pid), Signal::SIGTERM);
+    match envoys.iter().try_for_each(end) {
+        Ok(()) => {
+            log.info("nothing is left to drain: Envoy is told to end, and pilot-agent follows", &[]);
+            true
+        }
+        Err(error) => {
+            log.debug("cannot tell Envoy to end: pilot-agent kills it", &[("error", &error)]);
+            false
+        }
     }
 }

@@ -58,8 +58,8 @@ pub struct Watch<'a> {
     last: Option<(Row, Duration)>,
     /// Something of an application's has held.
     application_seen: bool,
-    /// Connections and undelivered bytes are among what holds.
-    saw_connections: bool,
+    /// What can hold.
+    kinds: Kinds,
     drain: Option<Drain>,
     /// When to glance at the few connections that still hold, since the start.
     glance: Option<Duration>,
@@ -120,7 +120,7 @@ impl<'a> Watch<'a> {
             beat: Duration::ZERO,
             last: None,
             application_seen: false,
-            saw_connections: rules.hold.connections && rules.hold.undelivered,
+            kinds: rules.hold,
             glance: None,
             drain: settings.drain.map(|at| Drain { at, tries: DRAIN_TRIES, api: ProxyApi::new() }),
         }
@@ -139,9 +139,18 @@ impl<'a> Watch<'a> {
     /// socket), requests may be in flight that no socket of an application's shows.
     #[must_use]
     pub fn nothing_to_drain(&self) -> bool {
-        let saw_all = self.saw_connections && !self.observer.unreadable().iter().any(|(_, uid)| *uid == 0);
-        let has_pilot_agent = self.observer.view().proxies.iter().any(|proxy| proxy.name == "pilot-agent");
-        has_pilot_agent && saw_all && self.application_seen
+        let hidden = self.observer.unreadable().iter().any(|(_, uid)| *uid == 0);
+        self.application_seen && self.kinds.connections && self.kinds.undelivered && !hidden
+    }
+
+    /// The Envoys that pilot-agent has started.
+    pub fn agents_envoys(&self) -> impl Iterator<Item = i32> {
+        let proxies = &self.observer.view().proxies;
+        let is_agent = |pid| proxies.iter().any(|proxy| proxy.pid == pid && proxy.name == "pilot-agent");
+        proxies
+            .iter()
+            .filter(move |proxy| proxy.name == "envoy" && is_agent(proxy.parent))
+            .map(|proxy| proxy.pid)
     }
 
     /// Tells Envoy to drain, if it is time to. A failure is tried again a few times and changes nothing else.

@@ -147,13 +147,15 @@ bytes_on_their_way! {
         (pod, report, lost)
     }
 
+    /// It has to make a TLS handshake and to pass on 96 MB when the application stops.
     fn envoy_with_a_twentieth_of_a_cpu(builder) {
-        const ANSWER: usize = 16 * 1024 * 1024;
+        const ANSWER: usize = 24 * 1024 * 1024;
         let pod = builder
-            .application(&[&BRIEF[..], &["--record", "10.9.0.1:9100"]].concat())
+            .env("POD_TLS_PORT", "9443")
+            .application(&["--listen", "0.0.0.0:8080", "--serve-more", "1s", "--record", "10.9.0.1:9443"])
             .start()
             .unwrap();
-        let upstream = pod.tcp_upstream(9100).unwrap();
+        let upstream = pod.tls_upstream(9443, Duration::ZERO).unwrap();
         let throttle = pod.throttle_envoy(5).unwrap();
         // As fast as they can.
         let url = format!("http://10.9.0.2:8080/bytes?n={ANSWER}");
@@ -191,6 +193,26 @@ fn fast_exit_ends_the_proxy_right_after_the_application() {
     let tail = report.outlived().unwrap();
     println!("fast exit: the proxy ended {tail:.3} s after the application");
     assert!((0.0..AGENTS_DRAIN - 1.0).contains(&tail), "{tail}");
+}
+
+#[test]
+fn fast_exit_loses_no_line_of_envoys_access_log() {
+    // Envoy writes them once a second, as Istio sets it; SIGKILL loses what is left.
+    let pod = run(&["--fast-exit"])
+        .env("POD_ACCESS_LOG", "true")
+        .application(&["--listen", "0.0.0.0:8080", "--serve-more", "2s"])
+        .start()
+        .unwrap();
+    let load = pod.load("http://10.9.0.2:8080/delay?ms=50", Pace::PerSecond(40));
+    assert!(load.wait_started(10, LONG));
+    load.hear_at(Instant::now() + Duration::from_millis(1900));
+    let report = pod.stop(&StopPlan::new(GRACE));
+    let requests = load.finish();
+    assert!(failed(&requests).is_empty(), "{:?}", failed(&requests)[0]);
+    let lines = pod.log().lines().iter().filter(|line| line.text.contains("GET /delay")).count();
+    assert_eq!(lines, requests.len(), "lines of the access log");
+    assert_clean(&report);
+    assert!(after_release(&pod, &report) < AGENTS_DRAIN - 1.0, "{report:?}");
 }
 
 #[test]

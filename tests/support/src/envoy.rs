@@ -13,6 +13,8 @@ pub struct Bootstrap {
     pub tls_port: Option<u16>,
     /// There is no pilot-agent: Envoy itself says on 15021 whether it is ready.
     pub alone: bool,
+    /// Each inbound request has a line on stdout.
+    pub access_log: bool,
 }
 
 impl Bootstrap {
@@ -36,6 +38,13 @@ impl Bootstrap {
             cluster("admin", fixed("admin", "127.0.0.1:15000".parse().unwrap())),
         ];
         let mut inbound = vec![http_chain("inbound", &json!({}), "/")];
+        if self.access_log {
+            let connections = inbound[0].pointer_mut("/filters/0/typed_config").expect("a filter");
+            connections["access_log"] = json!([{
+                "name": "envoy.access_loggers.file",
+                "typed_config": { "@type": STDOUT, "path": "/dev/stdout" },
+            }]);
+        }
         for (port, endpoint) in &self.inbound {
             let name = format!("inbound-{port}");
             clusters.push(cluster(&name, fixed(&name, *endpoint)));
@@ -79,6 +88,7 @@ impl Bootstrap {
 }
 
 const TLS: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
+const STDOUT: &str = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog";
 const HTTP: &str =
     "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 const TCP: &str = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";

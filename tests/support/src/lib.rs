@@ -36,6 +36,7 @@ pub use client::{Load, Pace, Request, SlowReader};
 pub use container::{Exit, Process, Status};
 pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
+pub use netns::istio_iptables;
 pub use pod::{Builder, End, Pod};
 pub use throttle::Throttle;
 pub use upstream::{Sink, Upstream};

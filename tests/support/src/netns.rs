@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsRawFd;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
@@ -42,28 +42,34 @@ impl Netns {
 
     /// Runs a program inside with `input`; an exit status other than 0 is an error that quotes its stderr.
     pub(crate) fn command(&self, program: &str, args: &[&str], input: &str) -> Result<()> {
-        let mut command = Command::new(program);
-        // Debian keeps these out of a plain user's PATH, and su keeps that PATH.
-        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-        command
-            .args(args)
-            .env("PATH", path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        let missing = || format!("{program} cannot be started: scripts/test installs what is needed");
-        let mut child = self.run(|| command.spawn()).with_context(missing)?;
-        // A program that fails before it reads its input has said why on stderr.
-        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-        let out = child.wait_with_output()?;
-        let said = String::from_utf8_lossy(&out.stderr);
-        ensure!(out.status.success(), "{program} {args:?}: {}: {said}\ninput:\n{input}", out.status);
-        Ok(())
+        feed(program, args, input, |command| self.run(|| command.spawn()))
     }
 
     fn batch(&self, lines: &str) -> Result<()> {
         self.command("ip", &["-batch", "-"], lines)
     }
+}
+
+/// Runs a program that `spawn` starts, gives it `input`, and quotes its stderr where it fails.
+fn feed(
+    program: &str,
+    args: &[&str],
+    input: &str,
+    spawn: impl FnOnce(&mut Command) -> std::io::Result<Child>,
+) -> Result<()> {
+    let mut command = Command::new(program);
+    // Debian keeps these out of a plain user's PATH, and su keeps that PATH.
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    command.args(args).env("PATH", path);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let missing = || format!("{program} cannot be started: scripts/test installs what is needed");
+    let mut child = spawn(&mut command).with_context(missing)?;
+    // A program that fails before it reads its input has said why on stderr.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let out = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{program} {args:?}: {}: {said}\ninput:\n{input}", out.status);
+    Ok(())
 }
 
 /// Joins the Pod and its clients by a veth that is called eth0 on both ends.
@@ -84,6 +90,13 @@ pub(crate) fn join(pod: &Netns, client: &Netns) -> Result<()> {
 pub(crate) fn redirect(pod: &Netns) -> Result<()> {
     pod.command("iptables-restore", &["--wait"], &rules("127.0.0.1/32", "127.0.0.6/32"))?;
     pod.command("ip6tables-restore", &["--wait"], &rules("::1/128", "::6/128"))
+}
+
+/// What the container istio-init does: the same rules in its own namespace, for which NET_ADMIN is enough.
+pub fn istio_iptables() -> Result<()> {
+    let restore = |program, rules: &str| feed(program, &["--wait"], rules, Command::spawn);
+    restore("iptables-restore", &rules("127.0.0.1/32", "127.0.0.6/32"))?;
+    restore("ip6tables-restore", &rules("::1/128", "::6/128"))
 }
 
 /// What istio-iptables makes of `-p 15001 -z 15006 -u 1337 -g 1337 -m REDIRECT -i * -b * -d 15090,15021,15020`.

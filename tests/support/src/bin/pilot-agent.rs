@@ -50,6 +50,9 @@ fn agent() -> Result<()> {
     pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&stop), Some(&mut before))?;
 
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|a| a == "istio-iptables") {
+        return pod::istio_iptables();
+    }
     ensure!(args.first().is_some_and(|a| a == "proxy"), "unknown command {args:?}");
     let (events, inbox) = channel();
     let sender = events.clone();
@@ -151,12 +154,13 @@ fn start_envoy(mask: SigSet) -> Result<Child> {
     if let Ok(port) = std::env::var("POD_TLS_PORT") {
         bootstrap.tls_port = Some(port.parse()?);
     }
+    bootstrap.access_log = is_set("POD_ACCESS_LOG");
     let mut envoy = Command::new("/usr/local/bin/envoy");
     envoy.arg("--config-yaml").arg(bootstrap.config().to_string());
     // Istio's own flags, as far as they matter without discovery.
     let strategy = std::env::var("POD_DRAIN_STRATEGY").unwrap_or_else(|_| "immediate".to_owned());
     envoy.args(["--drain-time-s", "45", "--drain-strategy", &strategy, "--disable-hot-restart"]);
-    envoy.args(["--log-level", "warning", "--concurrency", "2"]);
+    envoy.args(["--log-level", "warning", "--concurrency", "2", "--file-flush-interval-msec", "1000"]);
     // SAFETY: sigprocmask is async-signal-safe.
     unsafe {
         envoy.pre_exec(move || Ok(pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)?));
@@ -196,10 +200,11 @@ fn answer(stream: TcpStream, events: &Sender<Event>) -> std::io::Result<()> {
             (_, "/quitquitquit" | "/drain") => ("405 Method Not Allowed", None),
             _ => ("404 Not Found", None),
         };
-        http::respond(&mut to, status, b"")?;
+        // Before the answer: who has it may rely on a signal that follows to come later.
         if let Some(event) = event {
             let _ = events.send(event);
         }
+        http::respond(&mut to, status, b"")?;
         if request.close {
             return Ok(());
         }
