@@ -11,7 +11,7 @@ use super::first::Inherited;
 use super::reap::{Change, next_change};
 use super::signals::{Arrived, Name};
 use super::spawn::{close_inherited, spawn};
-use super::terminal::Terminal;
+use super::terminal::{Terminal, has_shell};
 use crate::exit::Exit;
 use crate::log::{Field, Log};
 
@@ -32,16 +32,9 @@ impl<'a> Child<'a> {
     /// COMMAND could not be started; the log says why.
     pub fn start(command: &[OsString], group: bool, keep: &[RawFd], log: &'a Log) -> Result<Child<'a>, Exit> {
         let own_pid = process::id().cast_signed();
-        let terminal = Terminal::in_foreground();
-        let pid = spawn(command, terminal.as_ref(), Inherited::get()).map_err(|refused| {
-            let name = command.first().map(|name| name.display().to_string()).unwrap_or_default();
-            let status = u8::from(refused.exit);
-            log.error(
-                "cannot run COMMAND",
-                &[("command", &name), ("why", &refused.why), ("status", &status)],
-            );
-            refused.exit
-        })?;
+        let terminal = Terminal::controlling();
+        let to_give = terminal.as_ref().filter(|terminal| terminal.is_ours());
+        let pid = spawn(command, to_give, Inherited::get()).map_err(|refused| refused.tell(command, log))?;
         let mut keep = keep.to_vec();
         keep.extend(terminal.as_ref().map(Terminal::raw));
         close_inherited(&keep);
@@ -106,15 +99,19 @@ impl<'a> Child<'a> {
         exit
     }
 
-    /// ^Z stopped COMMAND, which has the terminal. The shell that waits for us must see us stop as well, or no one
-    /// has the terminal any more. With `fg` comes SIGCONT, which is passed on.
+    /// ^Z stopped COMMAND, or it has read from a terminal that it does not have. The shell that waits for us must see
+    /// us stop as well, or no one has the terminal any more. With `fg` comes SIGCONT, which is passed on.
+    ///
+    /// Where there is no such shell, ^Z would not have stopped a COMMAND that was started without us.
     fn on_stopped(&self, number: i32) {
-        if self.terminal.is_some()
-            && self.own_pid != 1
-            && matches!(number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
-        {
+        if self.terminal.is_none() || !matches!(number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+            return;
+        }
+        if has_shell() {
             // SAFETY: plain numbers.
             unsafe { libc::kill(self.own_pid, libc::SIGSTOP) };
+        } else if number == libc::SIGTSTP {
+            self.signal(libc::SIGCONT);
         }
     }
 }

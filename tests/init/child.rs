@@ -6,7 +6,6 @@ use std::env;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::ptr::null_mut;
-use std::time::Duration;
 
 use crate::sys::{self, libc};
 
@@ -34,8 +33,9 @@ extern "C" fn before_main() {
         "pair" => pair(),
         "stop" => stop(),
         "close" => close(number(0).unwrap_or(-1)),
-        "terminal" => say(&terminal()),
-        "pending" => pending(),
+        "terminal" => say(&format!("COMMAND has: {}.", terminal())),
+        "user" => user(number(0), number(1)),
+        "arguments" => copy_arguments(),
         "zombie" => zombie(),
         _ => exit(99),
     }
@@ -142,7 +142,7 @@ fn orphans(dead: i32, living: i32) -> ! {
             wait(fork(|| (0..1_000).for_each(|_| zombie_child())));
         }
         say("ready");
-        if unsafe { libc::read(0, [0_u8; 1].as_mut_ptr().cast(), 1) } != 1 {
+        if !read_stdin() {
             exit(7);
         }
     }
@@ -159,41 +159,46 @@ fn zombie_child() {
     unsafe { libc::clone(end, top.cast(), flags, null_mut()) };
 }
 
-/// A process without its parent: says who adopted it, then every signal that comes. Its parent ends with status 7.
+/// Leaves a process without its parent, which says who adopted it, then every signal that comes. COMMAND ends when its
+/// stdin closes.
 fn orphan() -> ! {
-    let parent = unsafe { libc::getpid() };
-    fork(|| {
-        sys::set_mask(u64::MAX);
-        while unsafe { libc::getppid() } == parent {
-            std::thread::yield_now();
-        }
-        let (pid, adopter) = unsafe { (libc::getpid(), libc::getppid()) };
-        say(&format!("{pid} adopted by {adopter}"));
-        report(None, None);
-    });
+    sys::set_mask(u64::MAX);
+    wait(fork(|| {
+        let parent = unsafe { libc::getpid() };
+        fork(|| {
+            while unsafe { libc::getppid() } == parent {
+                std::thread::yield_now();
+            }
+            let (pid, adopter) = unsafe { (libc::getpid(), libc::getppid()) };
+            say(&format!("{pid} adopted by {adopter}"));
+            report(None, None);
+        });
+    }));
+    read_stdin();
     exit(7)
 }
 
-/// COMMAND and a child of its own, as a shell script has them: each says the signals that it gets, and ends at TERM.
+/// Becomes another user when it is told to; then as `report`.
+fn user(last: Option<i32>, status: Option<i32>) -> ! {
+    say("ready");
+    read_stdin();
+    let _ = sys::become_user(54_320);
+    report(last, status)
+}
+
+/// Waits for a byte or the end; says whether a byte has come.
+fn read_stdin() -> bool {
+    unsafe { libc::read(0, [0_u8; 1].as_mut_ptr().cast(), 1) == 1 }
+}
+
+/// COMMAND and a child of its own, as a shell script has them, both with all signals blocked.
 fn pair() -> ! {
     sys::set_mask(u64::MAX);
-    let mut ready = [0; 2];
-    unsafe { libc::pipe(ready.as_mut_ptr()) };
-    let tell = |who: &str| {
-        while let Some(signal) = sys::take_signal(None) {
-            say(&format!("{who} {signal}"));
-            if signal == libc::SIGTERM {
-                exit(0);
-            }
-        }
-    };
-    let child = fork(|| {
+    fork(|| {
         say("ready");
-        tell("child");
+        sleep();
     });
-    tell("COMMAND");
-    wait(child);
-    exit(0)
+    sleep()
 }
 
 /// Stops, as a debugger or ^Z does it.
@@ -217,12 +222,16 @@ fn terminal() -> String {
     list.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect::<Vec<_>>().join(", ")
 }
 
-/// Says the signals that have come before COMMAND could ask for any.
-fn pending() -> ! {
-    while let Some(signal) = sys::take_signal(Some(Duration::ZERO)) {
-        say(&signal.to_string());
+/// Writes its arguments as it got them.
+fn copy_arguments() {
+    let bytes = fs::read("/proc/self/cmdline").unwrap_or_default();
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() {
+        match unsafe { libc::write(1, rest.as_ptr().cast(), rest.len()) } {
+            count @ 1.. => rest = &rest[count.unsigned_abs()..],
+            _ => exit(98),
+        }
     }
-    exit(0)
 }
 
 /// Has a zombie of its own, which is nobody else's to reap.

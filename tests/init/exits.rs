@@ -75,7 +75,8 @@ rows! {
         let wrong: Vec<String> = deadly()
             .map(|n| {
                 let launch = Launch::of(init).role("raise", &[&n.to_string()]);
-                (n, launch.with(|| sys::set_limit(libc::RLIMIT_CORE, 0)).start().end())
+                let mut run = launch.with(|| sys::set_limit(libc::RLIMIT_CORE, 0)).start();
+                (n, run.end())
             })
             .filter(|(n, end)| (128 + n).to_string() != *end)
             .map(|(n, end)| format!("{} is {end}", sys::name(n)))
@@ -155,9 +156,10 @@ rows! {
 
     /// `RLIMIT_NPROC`, as it holds for an unprivileged user.
     fn no_process_left_to_fork(init) {
-        let launch = Launch::of(init).command(["true"]).with(|| {
-            sys::set_limit(libc::RLIMIT_NPROC, 0)?;
-            sys::become_user()
+        // The limit counts all processes of a user: each has one of its own.
+        let launch = Launch::of(init).command(["true"]).with(move || {
+            sys::set_limit(libc::RLIMIT_NPROC, 1)?;
+            sys::become_user(54_321 + init as u32)
         });
         refusal(launch, "true", &["temporarily unavailable"])
     }

@@ -1,6 +1,6 @@
 //! An init under test: how it is started, and what can be seen of it from outside.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -42,7 +42,7 @@ pub fn role(role: &str, arguments: &[&str]) -> Vec<OsString> {
     command
 }
 
-type Setup = Box<dyn FnMut() -> io::Result<()> + Send + Sync>;
+pub type Setup = Box<dyn FnMut() -> io::Result<()> + Send + Sync>;
 
 /// How an init, or for comparison a plain COMMAND, is to be started.
 pub struct Launch {
@@ -55,6 +55,7 @@ pub struct Launch {
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
     environment: Vec<(OsString, OsString)>,
+    raw_environment: Option<Vec<CString>>,
 }
 
 impl Launch {
@@ -79,6 +80,7 @@ impl Launch {
             stdout: None,
             stderr: None,
             environment: Vec::new(),
+            raw_environment: None,
         }
     }
 
@@ -126,6 +128,12 @@ impl Launch {
         self
     }
 
+    /// Just this, entry by entry.
+    pub fn raw_environment(mut self, entries: Vec<CString>) -> Launch {
+        self.raw_environment = Some(entries);
+        self
+    }
+
     pub fn stdout(mut self, fd: OwnedFd) -> Launch {
         self.stdout = Some(fd);
         self
@@ -167,6 +175,9 @@ impl Launch {
         let (reader, writer) = io::pipe()?;
         command.stdout(self.stdout.map_or_else(|| Stdio::from(writer), Stdio::from));
         let mut setup = self.setup;
+        if let Some(entries) = self.raw_environment {
+            setup.push(sys::execution(&argv, entries));
+        }
         let pid_1 = self.pid_1;
         // SAFETY: between fork and exec only system calls are made.
         unsafe {
@@ -178,8 +189,9 @@ impl Launch {
                     sys::mount(None, None, c"/", libc::MS_REC | libc::MS_PRIVATE, None)?;
                     sys::mount(Some(c"proc"), None, c"/proc", 0, None)?;
                 }
-                // libc's masks leave signals out, and the spawning thread's are inherited.
+                // As a container's runtime starts it. glibc's posix_spawn ignores the signals that it keeps for itself.
                 sys::set_mask(0);
+                (1..=64).for_each(|signal| sys::set_disposition(signal, libc::SIG_DFL));
                 setup.iter_mut().try_for_each(|setup| setup())
             });
         }
@@ -196,7 +208,16 @@ impl Launch {
         };
         drop(command);
         let pid = child.id().cast_signed();
-        Ok(Running { pid, child, stdin: self.stdin_writer, reader, read: String::new(), stderr, pid_1 })
+        Ok(Running { pid, child, stdin: self.stdin_writer, reader, read: String::new(), stderr, pid_1, argv })
+    }
+}
+
+impl Launch {
+    /// Starts it, and stops it before its first instruction. This thread alone may go on with it.
+    pub fn traced(self) -> Running {
+        let run = self.with(sys::trace_me).start();
+        sys::wait_for_stop(run.pid);
+        run
     }
 }
 
@@ -209,6 +230,7 @@ pub struct Running {
     read: String,
     stderr: File,
     pid_1: bool,
+    argv: Vec<OsString>,
 }
 
 impl Running {
@@ -230,6 +252,11 @@ impl Running {
         }
     }
 
+    /// Something is there to be read.
+    pub fn has_line(&self) -> bool {
+        sys::readable(&self.reader, Duration::ZERO)
+    }
+
     /// Reads until this line has come; returns those before it.
     pub fn lines_until(&mut self, last: &str) -> Vec<String> {
         let mut lines = Vec::new();
@@ -239,13 +266,30 @@ impl Running {
             }
             lines.push(line);
         }
-        panic!("{last:?} did not come, but {lines:?}; stderr: {}", self.stderr())
+        panic!("{:?}: {last:?} did not come, but {lines:?}; stderr: {}", self.argv, self.stderr())
     }
 
     /// Waits for COMMAND to say that it is ready.
     pub fn ready(mut self) -> Running {
         assert_eq!(self.lines_until("ready"), Vec::<String>::new());
         self
+    }
+
+    /// One instruction.
+    pub fn step(&mut self) {
+        sys::trace(libc::PTRACE_SINGLESTEP, self.pid);
+        sys::wait_for_stop(self.pid);
+    }
+
+    pub fn end_trace(&mut self) {
+        sys::trace(libc::PTRACE_DETACH, self.pid);
+    }
+
+    /// COMMAND after its init has ended: the one that has our pipe.
+    pub fn orphan(&self) -> i32 {
+        let pipe = fs::read_link(format!("/proc/self/fd/{}", self.reader.as_raw_fd())).unwrap();
+        let has_pipe = |pid: i32| fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|file| file == pipe);
+        processes("/proc").into_iter().map(|(pid, ..)| pid).find(|pid| has_pipe(*pid)).unwrap()
     }
 
     /// All of stdout that is left.
@@ -273,7 +317,7 @@ impl Running {
 
     /// `7`, or `signal 9`.
     pub fn end(&mut self) -> String {
-        self.end_within(LONG).unwrap_or_else(|| panic!("it does not end; stderr: {}", self.stderr()))
+        self.end_within(LONG).unwrap_or_else(|| panic!("{:?} does not end; stderr: {}", self.argv, self.stderr()))
     }
 
     pub fn end_within(&mut self, time: Duration) -> Option<String> {
@@ -305,8 +349,9 @@ impl Running {
     /// It sleeps, and has no signal left to take.
     pub fn is_idle(&self) -> bool {
         let all = status(self.pid);
-        let zero = |key| field(&all, key).is_some_and(|mask| mask.trim_matches('0').is_empty());
-        field(&all, "State").is_some_and(|state| state.starts_with('S')) && zero("ShdPnd") && zero("SigPnd")
+        // What glibc keeps for itself stays pending for ever.
+        let pending = mask(&all, "ShdPnd") & !(0b11 << 31);
+        field(&all, "State").is_some_and(|state| state.starts_with('S')) && pending == 0
     }
 }
 
@@ -330,6 +375,11 @@ pub fn status(pid: i32) -> String {
 /// A value of a `status` file.
 pub fn field(status: &str, key: &str) -> Option<String> {
     status.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(':')?.trim().to_string()))
+}
+
+/// A set of signals of a `status` file: bit n-1 is signal n.
+pub fn mask(status: &str, key: &str) -> u64 {
+    field(status, key).and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or_default()
 }
 
 pub fn number(status: &str, key: &str) -> u64 {

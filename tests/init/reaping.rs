@@ -22,7 +22,7 @@ rows! {
     }
 
     fn an_orphan_not_as_pid_1(init) {
-        let mut run = Launch::of(init).not_pid_1().role("orphan", &[]).start();
+        let mut run = Launch::of(init).not_pid_1().role("orphan", &[]).with_stdin_pipe().start();
         if adoption(&mut run).1 == run.pid { "adopts".into() } else { "leaves it".into() }
     }
 
@@ -70,9 +70,10 @@ rows! {
 
     /// COMMAND has ended, an orphan lives.
     fn an_orphan_that_outlives_it(init) {
-        let mut run = Launch::of(init).not_pid_1().role("orphan", &[]).start();
+        let mut run = Launch::of(init).not_pid_1().role("orphan", &[]).with_stdin_pipe().start();
         let (orphan, _) = adoption(&mut run);
         let mut run = run.ready();
+        run.close_stdin();
         run.end();
         sys::kill(orphan, 64);
         let got = run.lines_until("64");

@@ -1,8 +1,9 @@
 //! System calls, thinly wrapped: nix knows no real-time signals, and libc hides the signals that it keeps for itself.
 #![allow(clippy::undocumented_unsafe_blocks, reason = "plain system calls: numbers, and pointers to locals")]
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{null, null_mut};
 use std::time::Duration;
@@ -64,12 +65,15 @@ pub fn set_disposition(signal: i32, handler: usize) {
 
 /// The next of all blocked signals; with a time of zero only what is there already.
 pub fn take_signal(time: Option<Duration>) -> Option<i32> {
-    let all = u64::MAX;
+    take_signal_of(u64::MAX, time)
+}
+
+fn take_signal_of(mask: u64, time: Option<Duration>) -> Option<i32> {
     let time = time.map(|time| libc::timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: 0 });
     let time = time.as_ref().map_or(null(), |time| &raw const *time);
     loop {
         let got =
-            unsafe { libc::syscall(libc::SYS_rt_sigtimedwait, &raw const all, null_mut::<u8>(), time, 8) };
+            unsafe { libc::syscall(libc::SYS_rt_sigtimedwait, &raw const mask, null_mut::<u8>(), time, 8) };
         match i32::try_from(got) {
             Ok(signal @ 1..) => return Some(signal),
             _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
@@ -97,13 +101,64 @@ pub fn set_limit(resource: libc::__rlimit_resource_t, value: u64) -> io::Result<
     check(unsafe { libc::setrlimit(resource, &raw const limit) }).map(drop)
 }
 
-/// An unprivileged user, whose id no one else has.
-pub const USER: u32 = 54_321;
-
-pub fn become_user() -> io::Result<()> {
+/// Becomes an unprivileged user, whose id no one else has.
+pub fn become_user(id: u32) -> io::Result<()> {
     check(unsafe { libc::setgroups(0, null()) })?;
-    check(unsafe { libc::setresgid(USER, USER, USER) })?;
-    check(unsafe { libc::setresuid(USER, USER, USER) }).map(drop)
+    check(unsafe { libc::setresgid(id, id, id) })?;
+    check(unsafe { libc::setresuid(id, id, id) }).map(drop)
+}
+
+/// Executes a program with an environment that `Command` would not take.
+pub fn execution(argv: &[OsString], environment: Vec<CString>) -> crate::process::Setup {
+    let argv: Vec<CString> = argv.iter().map(|word| CString::new(word.as_bytes()).unwrap()).collect();
+    // Pointers are not Send; the strings that they point to move with them, and stay where they are.
+    let pointers = |strings: &[CString]| -> Vec<usize> {
+        strings.iter().map(|string| string.as_ptr() as usize).chain([0]).collect()
+    };
+    let (argv_pointers, environment_pointers) = (pointers(&argv), pointers(&environment));
+    Box::new(move || {
+        let path = argv[0].as_ptr();
+        let _ = &environment;
+        unsafe { libc::execve(path, argv_pointers.as_ptr().cast(), environment_pointers.as_ptr().cast()) };
+        Err(io::Error::last_os_error())
+    })
+}
+
+/// Root without `CAP_KILL`, from the next exec on.
+pub fn drop_the_right_to_kill() -> io::Result<()> {
+    const CAP_KILL: i32 = 5;
+    check(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_KILL) }).map(drop)
+}
+
+/// Lets another process send it to this one.
+pub fn signal_from_a_child(signal: i32) -> io::Result<()> {
+    let own = unsafe { libc::getpid() };
+    let child = check(unsafe { libc::fork() })?;
+    if child == 0 {
+        unsafe { libc::kill(own, signal) };
+        unsafe { libc::_exit(0) };
+    }
+    check(unsafe { libc::waitpid(child, null_mut(), 0) })?;
+    // Of the child's end nothing shall be left.
+    while take_signal_of(1 << (libc::SIGCHLD - 1), Some(Duration::ZERO)).is_some() {}
+    Ok(())
+}
+
+/// For the tracer below.
+pub fn trace_me() -> io::Result<()> {
+    check(unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) as i32 }).map(drop)
+}
+
+/// Lets a traced process that is stopped go on: `PTRACE_SINGLESTEP` or `PTRACE_DETACH`.
+pub fn trace(request: libc::c_uint, pid: i32) {
+    check(unsafe { libc::ptrace(request, pid, 0, 0) as i32 }).unwrap();
+}
+
+/// Waits for a traced process to stop.
+pub fn wait_for_stop(pid: i32) {
+    let mut status = 0;
+    check(unsafe { libc::waitpid(pid, &raw mut status, 0) }).unwrap();
+    assert!(libc::WIFSTOPPED(status), "{status:x}");
 }
 
 /// From now on the kernel refuses these system calls, as a container's seccomp profile does.
