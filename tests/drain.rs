@@ -152,7 +152,7 @@ bytes_on_their_way! {
         const ANSWER: usize = 24 * 1024 * 1024;
         let pod = builder
             .env("POD_TLS_PORT", "9443")
-            .application(&["--listen", "0.0.0.0:8080", "--serve-more", "1s", "--record", "10.9.0.1:9443"])
+            .application(&["--listen", "0.0.0.0:8080", "--serve-more", "0.5s", "--record", "10.9.0.1:9443"])
             .start()
             .unwrap();
         let upstream = pod.tls_upstream(9443, Duration::ZERO).unwrap();

@@ -157,18 +157,19 @@ pub const FLAGS: &[Flag] = &[
         short: "How long after the hold's start Envoy is told to drain.",
         long: "It then asks keep-alive and gRPC clients to leave (`connection: close`, GOAWAY) while the application \
                still serves, and goes on accepting. Clients that have not heard of the Pod's end come back: so leave \
-               them time to. Envoy spreads this over its drain time (45 s in Istio), with --drain-strategy immediate \
-               it asks all at once.",
+               them time to. Istio has Envoy ask all at once (--drain-strategy immediate); a plain Envoy spreads this \
+               over its drain time (--drain-time-s, 600 s).",
         set: |settings, text| store(&mut settings.drain, drain(text)),
     },
     Flag {
         name: "fast-exit",
         value: "",
-        default: "false",
+        default: "true",
         commands: &[Run],
         short: "Skip pilot-agent's own 5 s once the hold is clear.",
-        long: "A hold that is clear has left nothing to drain. pilot-agent is told so before it gets the signal (POST \
-               15020 /drain, since Istio 1.21); where that fails it gets the signal alone.",
+        long: "Where an application was seen and is gone, and no undelivered bytes are left, there is nothing to drain: \
+               pilot-agent is told so (POST 15020 /drain, since Istio 1.21), and its Envoy to end. Anywhere else, as in a \
+               gateway, pilot-agent gets the signal alone and drains.",
         set: |settings, text| store(&mut settings.fast_exit, boolean(text)),
     },
     Flag {

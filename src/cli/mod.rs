@@ -175,7 +175,7 @@ impl Default for Settings {
             source: Source::Auto,
             native_sidecar: false,
             drain: None,
-            fast_exit: false,
+            fast_exit: true,
             signal_group: false,
             exit_zero: false,
             ready_url: Url::ready(),
