@@ -2,7 +2,7 @@
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pod::{Builder, End, Pod, Status};
+use pod::{Builder, End, Pace, Pod, Status};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -78,4 +78,31 @@ fn is_restricted_as_a_sidecar_is() {
         assert!(pod.log().find("exec", line).is_some(), "{line}\n{}", pod.log().text());
     }
     assert!(pod.log().wait_for("sidecar", "said", LONG).is_some());
+}
+
+#[test]
+fn exit_on_zero_waits_for_inbound_connections_and_not_for_scrapers() {
+    let pod = Pod::builder()
+        .env("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")
+        .env("MINIMUM_DRAIN_DURATION", "1")
+        .application(&["--listen", "0.0.0.0:8080"])
+        .start()
+        .unwrap();
+    let scraper = pod.load("http://10.9.0.2:15090/stats/prometheus", Pace::KeepAlive(1));
+    let long = pod.load("http://10.9.0.2:8080/delay?ms=5000", Pace::PerSecond(4));
+    assert!(scraper.wait_started(2, LONG) && long.wait_started(2, LONG));
+    long.hear_at(Instant::now());
+    pod.sidecar().signal(Signal::SIGTERM);
+    assert!(pod.log().wait_for("sidecar", "active connections", LONG).is_some());
+    let requests = long.finish();
+    assert!(requests.iter().all(|request| request.result.is_ok()), "{requests:?}");
+    let (status, _) = exit(&pod);
+    assert_eq!(status, Status::Code(0));
+    assert!(scraper.finish().iter().any(|request| request.result.is_ok()));
+}
+
+#[test]
+fn one_before_istio_1_21_knows_no_drain() {
+    let pod = pod().env("POD_WITHOUT_DRAIN", "true").start().unwrap();
+    assert_eq!(pod.call(End::Pod, "POST", "127.0.0.1:15020", "/drain").unwrap(), 404);
 }
