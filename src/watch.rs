@@ -45,6 +45,7 @@ pub struct Watch<'a> {
     log: &'a Log,
     observer: Observer<System>,
     hold: Hold,
+    timeout: Duration,
     start: Instant,
     /// When the next look is due, since the start.
     due: Duration,
@@ -110,6 +111,7 @@ impl<'a> Watch<'a> {
             log,
             observer: Observer::new(kernel, rules.clone(), child),
             hold: Hold::new(terms),
+            timeout: terms.timeout,
             start,
             due: Duration::ZERO,
             names,
@@ -183,7 +185,9 @@ impl<'a> Watch<'a> {
             return None;
         }
         let cost_before = cpu_time();
-        let view = self.observer.look(begin);
+        // The holders that are left at the timeout are named: all of them are looked at once more.
+        let view =
+            if begin < self.timeout { self.observer.look(begin) } else { self.observer.look_at_all(begin) };
         let (sight, proxy) = (view.sight(), view.proxy());
         let cost = cpu_time().saturating_sub(cost_before);
         let end = self.start.elapsed();
@@ -241,8 +245,8 @@ impl<'a> Watch<'a> {
             let fields: [Field; 1] = [("error", &trouble)];
             self.log.warn("cannot look: what is not known is taken to hold until the timeout", &fields);
         }
-        if let Some((holder, _)) = view.holders().next() {
-            self.last = Some((holder.row, now));
+        if let Some(holder) = self.observer.holder() {
+            self.last = Some((holder, now));
         }
         self.application_seen |= view.holders().any(|(_, kind)| kind != Holds::Undelivered);
         let mut listeners: Vec<Listener> = view

@@ -14,6 +14,11 @@ use super::Row;
 use super::proc_net::read_table;
 use super::sock_diag::{SockDiag, States};
 
+/// The kernel gives a table out a page at a time at most (`fs/seq_file.c`).
+const PAGE: usize = 4096;
+/// It looks for as many rows as fit in what is asked for, through all of its hash if need be.
+const FEW_ROWS: usize = 512;
+
 /// A process of the container, or of the Pod where the PID namespace is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visible {
@@ -50,6 +55,12 @@ pub trait Kernel {
     /// # Errors
     /// As for the rows.
     fn find(&mut self, row: &Row) -> Option<io::Result<Option<Row>>>;
+
+    /// One of these sockets that is still there: the first to be found, which is cheaper than to look for all.
+    ///
+    /// # Errors
+    /// As for the rows.
+    fn first_there(&mut self, sockets: &[Row]) -> io::Result<Option<Row>>;
 
     /// The live processes; zombies hold nothing and are left out.
     ///
@@ -103,6 +114,12 @@ pub struct System {
     source: String,
 }
 
+/// What has been read enough of.
+enum Enough {
+    OfThisTable,
+    OfAll,
+}
+
 impl System {
     /// Decides once where sockets are read.
     #[must_use]
@@ -128,21 +145,22 @@ impl System {
         &self.source
     }
 
-    fn read_tables(&mut self, scope: Scope, each: &mut dyn FnMut(Row)) -> io::Result<()> {
+    /// Reads both tables, in pieces of so many bytes. `each` may break with whether that was all, or this table alone.
+    fn read_tables(
+        &mut self,
+        piece: usize,
+        each: &mut dyn FnMut(Row) -> ControlFlow<Enough>,
+    ) -> io::Result<()> {
         for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
             let table = match File::open(path) {
                 Ok(table) => table,
                 Err(error) if path.ends_with('6') && error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(at(path, &error)),
             };
-            let read = read_table(table, &mut self.table, |row| {
-                if scope == Scope::Listeners && !row.listens() {
-                    return ControlFlow::Break(());
-                }
-                each(row);
-                ControlFlow::Continue(())
-            });
-            read.map_err(|error| at(path, &error))?;
+            let read = read_table(table, piece, &mut self.table, &mut *each);
+            if let ControlFlow::Break(Enough::OfAll) = read.map_err(|error| at(path, &error))? {
+                break;
+            }
         }
         Ok(())
     }
@@ -157,7 +175,15 @@ impl System {
 
 impl Kernel for System {
     fn rows(&mut self, scope: Scope, each: &mut dyn FnMut(Row)) -> io::Result<()> {
-        let Some(diag) = &mut self.diag else { return self.read_tables(scope, each) };
+        let Some(diag) = &mut self.diag else {
+            return self.read_tables(PAGE, &mut |row| {
+                if scope == Scope::Listeners && !row.listens() {
+                    return ControlFlow::Break(Enough::OfThisTable);
+                }
+                each(row);
+                ControlFlow::Continue(())
+            });
+        };
         let states = match scope {
             Scope::Listeners => States::LISTENERS,
             Scope::ThatMatter => States::THAT_MATTER,
@@ -168,6 +194,25 @@ impl Kernel for System {
 
     fn find(&mut self, row: &Row) -> Option<io::Result<Option<Row>>> {
         Some(self.diag.as_mut()?.find(row))
+    }
+
+    fn first_there(&mut self, sockets: &[Row]) -> io::Result<Option<Row>> {
+        let is_one = |row: &Row| sockets.iter().any(|socket| socket.is_socket_of(row));
+        let mut there = None;
+        if self.diag.is_none() {
+            self.read_tables(FEW_ROWS, &mut |row| {
+                there = Some(row).filter(is_one);
+                if there.is_some() { ControlFlow::Break(Enough::OfAll) } else { ControlFlow::Continue(()) }
+            })?;
+            return Ok(there);
+        }
+        for socket in sockets {
+            there = self.find(socket).transpose()?.flatten().filter(is_one);
+            if there.is_some() {
+                break;
+            }
+        }
+        Ok(there)
     }
 
     fn processes(&mut self) -> io::Result<Vec<Visible>> {

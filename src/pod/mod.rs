@@ -108,6 +108,13 @@ impl Row {
         if self.local.is_ipv4() { "tcp" } else { "tcp6" }
     }
 
+    /// Whether both are one socket, whatever has become of it: an inode alone may be another's by now.
+    #[must_use]
+    pub fn is_socket_of(&self, other: &Row) -> bool {
+        let key = |row: &Row| (row.inode, row.local, row.remote);
+        key(self) == key(other)
+    }
+
     /// Whether it is a listener.
     #[must_use]
     pub fn listens(&self) -> bool {

@@ -9,19 +9,19 @@ use super::{Row, State};
 
 /// The kernel's own rows have at most 180 bytes. A longer one is no row, and is not read to its end.
 const LONGEST_ROW: usize = 1024;
-/// Larger reads gain nothing: the kernel gives out a page at a time (`fs/seq_file.c`).
-const PAGE: usize = 4096;
 
-/// Reads a table row by row until its end or until `each` breaks. `buffer` is only there to be used again.
+/// Reads a table row by row, in pieces of `piece` bytes, until its end or until `each` breaks. `buffer` is only there to
+/// be used again.
 ///
 /// # Errors
 /// The first thing that is no row, and whatever `read` fails with: a table that is not understood as a whole
 /// says nothing about what is not there.
-pub fn read_table(
+pub fn read_table<B>(
     mut table: impl Read,
+    piece: usize,
     buffer: &mut Vec<u8>,
-    mut each: impl FnMut(Row) -> ControlFlow<()>,
-) -> io::Result<()> {
+    mut each: impl FnMut(Row) -> ControlFlow<B>,
+) -> io::Result<ControlFlow<B>> {
     buffer.clear();
     let mut header = true;
     loop {
@@ -34,8 +34,10 @@ pub fn read_table(
                     return Err(odd("header", line));
                 }
                 header = false;
-            } else if each(parse_row(line).ok_or_else(|| odd("row", line))?).is_break() {
-                return Ok(());
+            } else if let enough @ ControlFlow::Break(_) =
+                each(parse_row(line).ok_or_else(|| odd("row", line))?)
+            {
+                return Ok(enough);
             }
         }
         if rest.len() > LONGEST_ROW {
@@ -44,7 +46,7 @@ pub fn read_table(
         let done = buffer.len().saturating_sub(rest.len());
         buffer.drain(..done);
         let kept = buffer.len();
-        buffer.resize(kept.saturating_add(PAGE), 0);
+        buffer.resize(kept.saturating_add(piece), 0);
         let read = loop {
             match table.read(buffer.get_mut(kept..).unwrap_or_default()) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -53,7 +55,11 @@ pub fn read_table(
         };
         buffer.truncate(kept.saturating_add(read));
         if read == 0 {
-            return if kept == 0 && !header { Ok(()) } else { Err(odd("end", buffer)) };
+            return if kept == 0 && !header {
+                Ok(ControlFlow::Continue(()))
+            } else {
+                Err(odd("end", buffer))
+            };
         }
     }
 }
@@ -119,10 +125,15 @@ mod tests {
 
     fn rows(table: &str) -> io::Result<Vec<Row>> {
         let mut rows = Vec::new();
-        read_table(table.as_bytes(), &mut Vec::new(), |row| {
+        let mut in_pieces = Vec::new();
+        let keep = |rows: &mut Vec<Row>, row| {
             rows.push(row);
-            ControlFlow::Continue(())
-        })?;
+            ControlFlow::<()>::Continue(())
+        };
+        let whole = read_table(table.as_bytes(), 4096, &mut Vec::new(), |row| keep(&mut rows, row));
+        let pieces = read_table(table.as_bytes(), 100, &mut Vec::new(), |row| keep(&mut in_pieces, row));
+        assert_eq!((whole.is_ok(), &rows), (pieces.is_ok(), &in_pieces));
+        let _ = whole?;
         Ok(rows)
     }
 
@@ -158,7 +169,7 @@ mod tests {
     #[test]
     fn reading_stops_when_told_to() {
         let mut count = 0;
-        let read = read_table(table().as_bytes(), &mut Vec::new(), |_| {
+        let read = read_table(table().as_bytes(), 4096, &mut Vec::new(), |_| {
             count += 1;
             ControlFlow::Break(())
         });
@@ -223,7 +234,7 @@ mod tests {
         #[test]
         fn no_line_ends_the_program(line in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse_row(&line);
-            let _ = read_table(&line[..], &mut Vec::new(), |_| ControlFlow::Continue(()));
+            let _ = read_table(&line[..], 4096, &mut Vec::new(), |_| ControlFlow::<()>::Continue(()));
         }
     }
 }

@@ -19,6 +19,12 @@ const STALLED: Duration = Duration::from_secs(5);
 /// At most this many connections are asked for one by one.
 const GLANCE_MOST: usize = 8;
 
+/// Of the sockets that hold, this many are asked for again.
+const WITNESSES: usize = 8;
+
+/// While a holder that is known is still there nothing else decides, and all is looked at for the log alone: so often.
+const ALL_EVERY: Duration = Duration::from_secs(2);
+
 /// As what a socket holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
@@ -173,10 +179,17 @@ pub struct Observer<K> {
     /// Proxy processes whose fd table cannot be read, with their effective uid.
     unreadable: Vec<(Visible, u32)>,
     view: View,
+    /// Some of the application's sockets that held when all was looked at, and when that was.
+    witnesses: Vec<Row>,
+    witnessed: Duration,
+    /// One that held in the last look.
+    holder: Option<Row>,
     /// Counts the looks.
     look: u64,
     /// The process list was read in this look.
     listed: bool,
+    /// Sockets that were new were looked up in this look.
+    learnt: bool,
     /// Keep also the rows that can never hold.
     everything: bool,
 }
@@ -193,8 +206,12 @@ impl<K: Kernel> Observer<K> {
             owed: HashMap::new(),
             unreadable: Vec::new(),
             view: View::default(),
+            witnesses: Vec::new(),
+            witnessed: Duration::ZERO,
+            holder: None,
             look: 0,
             listed: false,
+            learnt: false,
             everything: false,
         }
     }
@@ -212,6 +229,12 @@ impl<K: Kernel> Observer<K> {
         &self.unreadable
     }
 
+    /// One of those that held in the last look.
+    #[must_use]
+    pub fn holder(&self) -> Option<Row> {
+        self.holder
+    }
+
     /// What the last look saw.
     #[must_use]
     pub fn view(&self) -> &View {
@@ -220,17 +243,33 @@ impl<K: Kernel> Observer<K> {
 
     /// Looks. `now` is the time since the hold's start.
     ///
-    /// While a listener holds, connections decide nothing and are not read: it is they that are many.
+    /// While a holder is known to be still there, nothing else decides, and the view is that of at most two seconds ago.
+    /// While a listener holds, connections are not read at all: it is they that are many.
     pub fn look(&mut self, now: Duration) -> &View {
+        let recent = now.saturating_sub(self.witnessed) < ALL_EVERY;
+        if recent
+            && self.proxies_live()
+            && let Some(witness) = self.witness()
+        {
+            self.holder = Some(witness);
+            // What was not looked at may have changed: its time starts again.
+            self.owed.clear();
+            return &self.view;
+        }
+        self.look_at_all(now)
+    }
+
+    /// Looks, and sees all that holds as it is now, but for connections while a listener holds.
+    pub fn look_at_all(&mut self, now: Duration) -> &View {
         let connections_hold = self.rules.hold.connections || self.rules.hold.undelivered;
         let listener_held = self.view.holders().any(|(_, holds)| holds == Holds::Listener);
         self.look = self.look.saturating_add(1);
         self.listed = false;
+        self.learnt = false;
         self.view.trouble = None;
         self.view.complete = connections_hold && !listener_held;
         // A list is only made where there is something new. That its processes live is cheap to see.
-        let kernel = &mut self.kernel;
-        if self.view.proxies.is_empty() || !self.view.proxies.iter().all(|proxy| kernel.lives(proxy)) {
+        if !self.proxies_live() {
             self.note(Self::list_proxies);
         }
         let mut sockets = take(&mut self.view.sockets);
@@ -243,24 +282,66 @@ impl<K: Kernel> Observer<K> {
             self.view.complete = true;
         }
         let (look, complete) = (self.look, self.view.complete);
-        self.known.retain(|_, known| known.seen == look || (!complete && known.remote.port() != 0));
+        // It only grows where something is new; else there is no need to go through all connections.
+        if complete || self.learnt {
+            self.known.retain(|_, known| known.seen == look || (!complete && known.remote.port() != 0));
+        }
         // What was not looked at may have changed: its time starts again.
         self.owed.retain(|_, owed| owed.seen == look);
         self.view.sockets = sockets;
+        self.choose_witnesses(now);
         &self.view
     }
 
-    /// Whether one of the few connections that still hold has changed since the last look, so that the next one is
-    /// worth making now. None where there are too many to ask for, or the kernel cannot be asked for one.
+    fn proxies_live(&mut self) -> bool {
+        let kernel = &mut self.kernel;
+        !self.view.proxies.is_empty() && self.view.proxies.iter().all(|proxy| kernel.lives(proxy))
+    }
+
+    /// One of the witnesses that is still there. An error is for the look at all to find.
+    fn witness(&mut self) -> Option<Row> {
+        if self.witnesses.is_empty() { None } else { self.kernel.first_there(&self.witnesses).ok()? }
+    }
+
+    /// The first in the tables, which is found at once there, and the oldest, which are the last to go: those with the
+    /// lowest inodes.
+    fn choose_witnesses(&mut self, now: Duration) {
+        self.witnessed = now;
+        self.witnesses.clear();
+        let known = self.view.trouble.is_none();
+        let holding = self.view.holders().filter(|(_, holds)| known && *holds != Holds::Undelivered);
+        for row in holding.map(|(socket, _)| socket.row) {
+            if self.witnesses.len() < WITNESSES {
+                self.witnesses.push(row);
+            } else if let Some(youngest) =
+                self.witnesses.iter_mut().skip(1).max_by_key(|witness| witness.inode)
+                && row.inode < youngest.inode
+            {
+                *youngest = row;
+            }
+        }
+        self.holder = self.view.holders().next().map(|(socket, _)| socket.row);
+    }
+
+    /// Whether one of the few connections that still hold has changed since the last look, or of many all that were
+    /// asked for are gone: so that the next look is worth making now. None where the kernel cannot be asked for one.
     pub fn glance(&mut self) -> Option<bool> {
-        if !self.view.complete || self.view.trouble.is_some() || self.view.holders().count() > GLANCE_MOST {
+        if !self.view.complete || self.view.trouble.is_some() {
             return None;
+        }
+        if self.view.holders().count() > GLANCE_MOST && !self.witnesses.is_empty() {
+            for witness in &self.witnesses {
+                let now = self.kernel.find(witness)?.ok()?;
+                if now.is_some_and(|now| witness.is_socket_of(&now)) {
+                    return Some(false);
+                }
+            }
+            return Some(true);
         }
         for (socket, holds) in self.view.holders() {
             let now = self.kernel.find(&socket.row)?.ok()?;
             let still = now.is_some_and(|now| {
-                now.inode == socket.row.inode
-                    && now.remote == socket.row.remote
+                socket.row.is_socket_of(&now)
                     && match (holds, socket.owner) {
                         (Holds::Undelivered, Owner::Nobody) => orphan_owes(&now),
                         (Holds::Undelivered, _) => proxy_owes(&now),
@@ -348,6 +429,7 @@ impl<K: Kernel> Observer<K> {
         if new.is_empty() {
             return Ok(false);
         }
+        self.learnt = true;
         if !self.listed {
             self.list_proxies()?;
             if self.known.is_empty() {
@@ -496,6 +578,11 @@ mod tests {
             Some(Ok(rows.iter().find(|now| (now.local, now.remote) == (row.local, row.remote)).copied()))
         }
 
+        fn first_there(&mut self, sockets: &[Row]) -> io::Result<Option<Row>> {
+            let rows = &self.scene().rows;
+            Ok(rows.iter().find(|row| sockets.iter().any(|socket| socket.is_socket_of(row))).copied())
+        }
+
         fn lives(&mut self, process: &Visible) -> bool {
             process.pid == 1 || !self.scene().envoy_gone
         }
@@ -552,10 +639,10 @@ mod tests {
             scene(&[envoy, connect], &[70]),
         ]);
         let mut observer = Observer::new(&mut script, rules(), None);
-        let view = observer.look(S);
+        let view = observer.look_at_all(S);
         assert_eq!(holds(view), [(1, Holds::Listener), (2, Holds::Connection)]);
         assert_eq!((view.sight(), view.proxy()), (Sight::Held, Proxy::Alive));
-        let view = observer.look(S * 2);
+        let view = observer.look_at_all(S * 2);
         assert_eq!(holds(view), [(2, Holds::Connection)]);
         assert!(view.complete);
     }
@@ -569,7 +656,7 @@ mod tests {
         let mut observer = Observer::new(&mut script, rules(), None);
         observer.look(S);
         let before = observer.kernel.rows_read;
-        assert_eq!(holds(observer.look(S * 2)), [(1, Holds::Listener)]);
+        assert_eq!(holds(observer.look_at_all(S * 2)), [(1, Holds::Listener)]);
         assert_eq!(observer.kernel.rows_read - before, 1);
     }
 
@@ -651,7 +738,45 @@ mod tests {
         let many: Vec<Row> = (1..10).map(|inode| connection(8000 + inode as u16, 1000, inode)).collect();
         observer.kernel.scenes[0].rows = many;
         observer.look(S * 2);
-        assert_eq!(observer.glance(), None);
+        assert_eq!(observer.glance(), Some(false));
+        observer.kernel.scenes[0].rows.drain(1..);
+        assert_eq!(observer.glance(), Some(false), "of many one is enough");
+        observer.kernel.scenes[0].rows.clear();
+        assert_eq!(observer.glance(), Some(true));
+    }
+
+    #[test]
+    fn a_holder_that_is_still_there_decides_alone() {
+        let many: Vec<Row> = (2..1_000)
+            .rev()
+            .map(|inode| connection(8000 + u16::try_from(inode).unwrap(), 1000, inode))
+            .collect();
+        let mut script = script([scene(&many, &[])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        observer.look(S);
+        let before = observer.kernel.rows_read;
+        // The oldest is left, though the table names it last.
+        observer.kernel.scenes[0].rows.drain(..many.len() - 1);
+        assert_eq!(observer.look(S * 2).sight(), Sight::Held);
+        assert_eq!((observer.kernel.rows_read, observer.holder()), (before, many.last().copied()));
+        observer.look(S * 3);
+        assert_eq!(observer.kernel.rows_read - before, 1, "every two seconds all is looked at");
+        assert_eq!(observer.view().holders().count(), 1);
+        observer.kernel.scenes[0].rows[0].inode = 2_000;
+        assert_eq!(observer.look(S * 3).sight(), Sight::Held, "another one, that all rows show");
+        observer.kernel.scenes[0].rows.clear();
+        assert_eq!((observer.look(S * 3).sight(), observer.holder()), (Sight::Clear, None));
+    }
+
+    #[test]
+    fn no_holder_hides_that_the_proxy_is_gone() {
+        let rows = [listener(8080, 1000, 1)];
+        let gone = Scene { envoy_gone: true, ..scene(&rows, &[]) };
+        let mut script = script([scene(&rows, &[])]);
+        let mut observer = Observer::new(&mut script, rules(), None);
+        assert_eq!(observer.look(S).proxy(), Proxy::Alive);
+        observer.kernel.scenes[0] = gone;
+        assert_eq!(observer.look(S).proxy(), Proxy::Gone);
     }
 
     #[test]
@@ -672,9 +797,9 @@ mod tests {
         let hidden = |rows: &[Row]| Scene { unreadable_as: Some(0), ..scene(rows, &[]) };
         let mut script = script([hidden(&rows), hidden(&rows), hidden(&rows), hidden(&rows[2..])]);
         let mut observer = Observer::new(&mut script, rules(), None);
-        assert_eq!(holds(observer.look(S)), [(1, Holds::Listener)]);
-        assert_eq!(holds(observer.look(S * 2)), [(1, Holds::Listener)]);
-        assert_eq!(holds(observer.look(S * 3)), []);
+        assert_eq!(holds(observer.look_at_all(S)), [(1, Holds::Listener)]);
+        assert_eq!(holds(observer.look_at_all(S * 2)), [(1, Holds::Listener)]);
+        assert_eq!(holds(observer.look_at_all(S * 3)), []);
     }
 
     #[test]
