@@ -140,9 +140,10 @@ fn quit(settings: &Settings, signals: &Signals, log: &Log) {
         }
         signal.is_some()
     };
-    let mut api = ProxyApi::new();
     let mut obeys = Vec::new();
     for url in &settings.quit_url {
+        // The address that answered is kept for one server, and not for all.
+        let mut api = ProxyApi::new();
         let start = Instant::now();
         loop {
             let problem = match api.tell(url) {

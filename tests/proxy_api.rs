@@ -600,6 +600,17 @@ fn an_answer_in_drips_is_bounded_as_a_whole() {
 }
 
 #[test]
+fn endless_interim_answers_are_no_answer() {
+    for interim in ["HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 103 Early Hints\r\n\r\n"] {
+        let (ended, _) = ask_bounded(|call| {
+            call.say_for_ever("", interim.repeat(100));
+            true
+        });
+        assert_eq!(ended.status, 124, "{}", ended.log);
+    }
+}
+
+#[test]
 fn garbage_is_no_answer() {
     for garbage in [
         "200\r\n\r\n",
@@ -776,6 +787,27 @@ fn every_quit_url_is_asked_whatever_the_others_answer() {
     assert_eq!(ended.status, 0, "{}", ended.log);
     for server in [one, refuses, two] {
         assert_eq!(server.requests(), ["POST /path"], "{}", ended.log);
+    }
+}
+
+#[test]
+fn quit_urls_may_be_on_different_loopbacks() {
+    let ready = Server::always("200 OK");
+    let obedient = |listener| {
+        Server::start(listener, |call| {
+            call.status("200 OK");
+            false
+        })
+    };
+    let v6 = || obedient(TcpListener::bind("[::1]:0").unwrap());
+    let v4 = || obedient(TcpListener::bind("127.0.0.1:0").unwrap());
+    for servers in [[v4(), v6()], [v6(), v4()]] {
+        let urls =
+            servers.each_ref().map(|server| format!("http://localhost:{}/path", server.address.port()));
+        let ended = app(&ready, &["--quit=always", "--quit-url", &urls.join(","), "--", "true"]).run();
+        assert_eq!(ended.status, 0, "{}", ended.log);
+        assert!(ended.log.contains("the proxy is gone"), "{}", ended.log);
+        assert!(servers.iter().all(|server| server.requests() == ["POST /path"]), "{}", ended.log);
     }
 }
 
