@@ -29,6 +29,8 @@ mod kubelet;
 mod log;
 mod netns;
 mod pod;
+pub mod sockets;
+mod space;
 mod throttle;
 mod upstream;
 
@@ -38,6 +40,7 @@ pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
 pub use netns::istio_iptables;
 pub use pod::{Builder, End, Pod};
+pub use space::{Programs, Space, await_that, program};
 pub use throttle::Throttle;
 pub use upstream::{Sink, Upstream};
 

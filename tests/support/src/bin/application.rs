@@ -2,8 +2,9 @@
 //! long without being stopped, and exits with `--status`.
 //!
 //! On SIGTERM, in this order: serve `--serve-more`; send a record to `--record` and close that connection at once;
-//! close the listeners; finish the requests in flight; make the last request on the connection of `--worker`; make
-//! `--last-call`. Exits 0 if those succeeded, 1 if not. It says what it does on stderr.
+//! close the listeners; finish the requests in flight; make the last request on the connection of `--worker` or, with
+//! `--silent`, close it; work for `--silent` without a socket; make `--last-call`. Exits 0 if those succeeded, 1 if
+//! not. It says what it does on stderr.
 
 use anyhow::{Context, Result};
 use lexopt::{Arg, ValueExt};
@@ -27,6 +28,7 @@ struct Options {
     never_stop: bool,
     record: Option<SocketAddr>,
     worker: Option<SocketAddr>,
+    silent: Option<Duration>,
     last_call: Option<String>,
     job: Option<Duration>,
     status: u8,
@@ -79,7 +81,11 @@ fn main() -> Result<ExitCode> {
     drop(in_flight.1.wait_while(left, |left| *left > 0).unwrap());
     eprintln!("requests finished");
     let mut fine = true;
-    if let (Some(mut stream), Some(addr)) = (worker, options.worker) {
+    if let Some(silent) = options.silent {
+        drop(worker);
+        eprintln!("works in silence");
+        thread::sleep(silent);
+    } else if let (Some(mut stream), Some(addr)) = (worker, options.worker) {
         fine &= report("last request", &ask(&mut stream, addr, "/last"));
     }
     if let Some(url) = options.last_call {
@@ -97,6 +103,7 @@ fn parse() -> Result<Options> {
             Arg::Long("serve-more") => options.serve_more = seconds(&parser.value()?.string()?)?,
             Arg::Long("job") => options.job = Some(seconds(&parser.value()?.string()?)?),
             Arg::Long("status") => options.status = parser.value()?.parse()?,
+            Arg::Long("silent") => options.silent = Some(seconds(&parser.value()?.string()?)?),
             Arg::Long("never-stop") => options.never_stop = true,
             Arg::Long("record") => options.record = Some(parser.value()?.parse()?),
             Arg::Long("worker") => options.worker = Some(parser.value()?.parse()?),
