@@ -841,7 +841,7 @@ fn other_signals_of_the_wait_reach_command() {
         true
     });
     // The shell inherits what outlast was started with: USR1 has its default, which ends it.
-    let child = app(&ready, &["--", "sh", "-c", "sleep 60"]).start();
+    let child = app(&ready, &["--", "sh", "-c", "exec sleep 60"]).start();
     ready.await_requests(1);
     signal(child.id().cast_signed(), Signal::SIGUSR1);
     *is_ready.lock().unwrap() = true;
