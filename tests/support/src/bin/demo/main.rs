@@ -1,4 +1,4 @@
-//! Stops the same Pod in five ways, side by side, and shows what that costs: a table on stdout, and a picture.
+//! Stops the same Pod in seven ways, side by side, and shows what that costs: a table on stdout, and a picture.
 //!
 //! `demo OUTLAST PICTURE`: the static binary, and where the picture goes. Fails if outlast loses anything.
 
@@ -27,21 +27,31 @@ struct Way {
     name: &'static str,
     sidecar: &'static [&'static str],
     hook: &'static [&'static str],
+    /// Istio's own setting.
+    env: Option<(&'static str, &'static str)>,
     outlast: bool,
 }
 
+impl Way {
+    const fn new(name: &'static str) -> Self {
+        Self { name, sidecar: AGENT, hook: &[], env: None, outlast: false }
+    }
+}
+
 const AGENT: &[&str] = &["pilot-agent", "proxy", "sidecar"];
-const WAYS: [Way; 5] = [
-    Way { name: "nothing", sidecar: AGENT, hook: &[], outlast: false },
-    Way { name: "sleep 15", sidecar: AGENT, hook: &["sleep", "15"], outlast: false },
-    Way { name: "netstat loop", sidecar: AGENT, hook: &["sh", "-c", NETSTAT_LOOP], outlast: false },
+const WAYS: [Way; 7] = [
+    Way::new("nothing"),
+    Way { hook: &["sleep", "15"], ..Way::new("sleep 15") },
+    Way { hook: &["sh", "-c", NETSTAT_LOOP], ..Way::new("netstat loop") },
+    // terminationDrainDuration, which pilot-agent gets as this variable.
+    Way { env: Some(("TERMINATION_DRAIN_DURATION_SECONDS", "15")), ..Way::new("drain duration 15 s") },
+    Way { env: Some(("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "true")), ..Way::new("exit on zero") },
     Way {
-        name: "outlast run",
         sidecar: &["outlast", "run", "--", "pilot-agent", "proxy", "sidecar"],
-        hook: &[],
         outlast: true,
+        ..Way::new("outlast run")
     },
-    Way { name: "outlast prestop", sidecar: AGENT, hook: &["outlast", "prestop"], outlast: true },
+    Way { hook: &["outlast", "prestop"], outlast: true, ..Way::new("outlast prestop") },
 ];
 
 /// What was seen of one way. All times are seconds since the stop began.
@@ -68,7 +78,7 @@ fn main() -> Result<ExitCode> {
     let outlast =
         Path::new(outlast).canonicalize().with_context(|| format!("{outlast}: see scripts/demo"))?;
 
-    say("Starting five Pods, each with an application and a real Envoy as its sidecar.");
+    say("Starting seven Pods, each with an application and a real Envoy as its sidecar.");
     let (ready, started) = (Barrier::new(WAYS.len()), Instant::now());
     let seen = thread::scope(|s| {
         let threads: Vec<_> =
@@ -93,16 +103,20 @@ fn say(text: &str) {
 /// Runs one Pod from its start to its end.
 fn stop(way: &Way, outlast: &Path, ready: &Barrier, begun: Instant) -> Result<Seen> {
     let event =
-        |who: &str, text: &str| say(&format!("{:5.1} s  {who:15}  {text}", begun.elapsed().as_secs_f64()));
+        |who: &str, text: &str| say(&format!("{:5.1} s  {who:19}  {text}", begun.elapsed().as_secs_f64()));
     let everyone = |leader: bool, text: &str| {
         if leader {
-            event("all five", text);
+            event("all seven", text);
         }
     };
     let application =
         ["--listen", "0.0.0.0:8080", "--serve-more", "2s", "--last-call", "http://10.9.0.1:9000/last"];
-    let pod =
-        Pod::builder().sidecar(way.sidecar).program(outlast, "outlast").application(&application).start();
+    let mut builder =
+        Pod::builder().sidecar(way.sidecar).program(outlast, "outlast").application(&application);
+    if let Some((name, value)) = way.env {
+        builder = builder.env(name, value);
+    }
+    let pod = builder.start();
     // Everyone waits, those that failed too: otherwise the others would for ever.
     everyone(ready.wait().is_leader(), "ready; clients send 40 requests a second, each takes 9 s");
     let pod = pod?;
@@ -149,7 +163,8 @@ fn stop(way: &Way, outlast: &Path, ready: &Barrier, begun: Instant) -> Result<Se
 }
 
 fn table(seen: &[Seen]) -> String {
-    let head = ["preStop or entrypoint", "requests lost", "last call", "proxy outlived the application"];
+    let head =
+        ["preStop, setting or entrypoint", "requests lost", "last call", "proxy outlived the application"];
     let row = |s: &Seen| {
         [
             s.name.to_owned(),

@@ -1,13 +1,13 @@
-//! The five timelines as SVG, drawn by hand so that it needs nothing and stays small.
+//! The seven timelines as SVG, drawn by hand so that it needs nothing and stays small.
 
 use crate::{BEFORE, Seen};
 use std::fmt::Write;
 
-const LEFT: f64 = 150.0;
+const LEFT: f64 = 170.0;
 const RIGHT: f64 = 770.0;
 const WIDTH: f64 = 960.0;
 const TOP: f64 = 80.0;
-const ROW: f64 = 74.0;
+const ROW: f64 = 66.0;
 const BAR: f64 = 16.0;
 /// Height of the requests' marks.
 const STRIP: f64 = 11.0;
@@ -38,10 +38,10 @@ pub(crate) fn draw(seen: &[Seen]) -> String {
     let height = bottom + 84.0;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
-         height=\"{height}\" role=\"img\">\n<title>Five ways to stop a Pod with a sidecar</title>\n\
+         height=\"{height}\" role=\"img\">\n<title>Seven ways to stop a Pod with a sidecar</title>\n\
          <style>{STYLE}</style>\n\
          <rect class=\"page\" x=\".5\" y=\".5\" width=\"{}\" height=\"{}\" rx=\"6\"/>\n\
-         <text class=\"title\" x=\"20\" y=\"32\">One Pod, stopped in five ways while requests of 9 s are in flight</text>\n",
+         <text class=\"title\" x=\"20\" y=\"32\">One Pod, stopped in seven ways while requests of 9 s are in flight</text>\n",
         WIDTH - 1.0,
         height - 1.0
     );
