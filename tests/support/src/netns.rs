@@ -92,7 +92,7 @@ pub(crate) fn redirect(pod: &Netns) -> Result<()> {
     pod.command("ip6tables-restore", &["--wait"], &rules("::1/128", "::6/128"))
 }
 
-/// What the container istio-init does: the same rules in its own namespace, for which NET_ADMIN is enough.
+/// What the container istio-init does: the same rules in its own namespace, for which `NET_ADMIN` is enough.
 pub fn istio_iptables() -> Result<()> {
     let restore = |program, rules: &str| feed(program, &["--wait"], rules, Command::spawn);
     restore("iptables-restore", &rules("127.0.0.1/32", "127.0.0.6/32"))?;
