@@ -16,9 +16,8 @@ static BEFORE_MAIN: extern "C" fn() = before_main;
 extern "C" fn before_main() {
     let arguments: Vec<_> = env::args_os().collect();
     let Some(role) = arguments.get(1).and_then(|role| role.to_str()?.strip_prefix("child:")) else { return };
-    let number = |index: usize| {
-        arguments.get(2 + index).and_then(|argument| argument.to_str()?.parse::<i32>().ok())
-    };
+    let number =
+        |index: usize| arguments.get(2 + index).and_then(|argument| argument.to_str()?.parse::<i32>().ok());
     match role {
         "ready" => {
             say("ready");
@@ -81,11 +80,39 @@ fn raise(signal: i32) -> ! {
 fn given() -> String {
     let mut lines = Vec::new();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    for key in ["Name", "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd", "CapInh", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed"] {
+    for key in [
+        "Name",
+        "Umask",
+        "Uid",
+        "Gid",
+        "Groups",
+        "SigBlk",
+        "SigIgn",
+        "SigCgt",
+        "SigPnd",
+        "ShdPnd",
+        "CapInh",
+        "CapPrm",
+        "CapBnd",
+        "CapAmb",
+        "NoNewPrivs",
+        "Seccomp",
+        "Cpus_allowed",
+        "Mems_allowed",
+    ] {
         let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or("?");
         lines.push(format!("{key}: {}", value.trim()));
     }
-    for file in ["limits", "environ", "cmdline", "oom_score_adj", "timerslack_ns", "personality", "coredump_filter", "comm"] {
+    for file in [
+        "limits",
+        "environ",
+        "cmdline",
+        "oom_score_adj",
+        "timerslack_ns",
+        "personality",
+        "coredump_filter",
+        "comm",
+    ] {
         let bytes = fs::read(format!("/proc/self/{file}")).unwrap_or_default();
         lines.push(format!("{file}: {}", bytes.escape_ascii()));
     }

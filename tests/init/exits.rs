@@ -55,7 +55,7 @@ fn all_but(wrong: &[String]) -> String {
 
 /// The signals that end a process which does nothing about them.
 fn deadly() -> impl Iterator<Item = i32> {
-    use libc::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH, SIGSTOP};
+    use libc::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH};
     let harmless = [SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH, SIGSTOP];
     (1..=64).filter(move |n| !harmless.contains(n))
 }
@@ -186,7 +186,10 @@ fn what_the_messages_say() {
         let mut run = Launch::of(Init::Outlast).command([command]).start();
         assert_eq!(run.end(), status);
         let text = run.stderr();
-        assert!(text.contains("cannot run COMMAND") && text.contains(command) && text.contains(reason), "{text}");
+        assert!(
+            text.contains("cannot run COMMAND") && text.contains(command) && text.contains(reason),
+            "{text}"
+        );
         assert_eq!(text.lines().count(), 1, "{text}");
     }
     assert!(Path::new(&script).exists());

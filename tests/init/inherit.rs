@@ -19,8 +19,16 @@ fn written(file: &OwnedFd) -> Vec<u8> {
 /// Odd on every account: what `state` in child.rs tells of itself after this.
 fn odd(launch: Launch, out: &OwnedFd) -> Launch {
     // Twice the same name, none at all, no text, and what outlast itself reads.
-    let environment: [&[u8]; 8] =
-        [b"PATH=/usr/bin:/bin", b"A=1", b"A=2", b"=x", b"novalue", b"", b"B=\xff\xfe\n", b"OUTLAST_SETTLE=1s"];
+    let environment: [&[u8]; 8] = [
+        b"PATH=/usr/bin:/bin",
+        b"A=1",
+        b"A=2",
+        b"=x",
+        b"novalue",
+        b"",
+        b"B=\xff\xfe\n",
+        b"OUTLAST_SETTLE=1s",
+    ];
     let environment = environment.map(|entry| CString::new(entry).unwrap()).to_vec();
     let file = out.as_raw_fd();
     launch
@@ -30,10 +38,9 @@ fn odd(launch: Launch, out: &OwnedFd) -> Launch {
         .with(move || {
             // SAFETY: system calls with numbers, and a path that is a constant.
             unsafe {
-                for fd in [3, 7, 9, 200] {
+                for fd in [107, 109, 200, 201] {
                     sys::check(libc::dup2(file, fd))?;
                 }
-                sys::check(libc::fcntl(200, libc::F_SETFD, 0))?;
                 sys::check(libc::chdir(c"/usr/share".as_ptr()))?;
                 libc::umask(0o157);
                 libc::setpriority(libc::PRIO_PROCESS, 0, 7);
@@ -150,11 +157,11 @@ rows! {
         let (reader, writer) = std::io::pipe().unwrap();
         let fd = writer.as_raw_fd();
         // SAFETY: plain numbers.
-        let launch = Launch::of(init).role("close", &["7"]).with(move || sys::check(unsafe { libc::dup2(fd, 7) }).map(drop));
+        let launch = Launch::of(init).role("close", &["107"]).with(move || sys::check(unsafe { libc::dup2(fd, 107) }).map(drop));
         let run = launch.start().ready();
         drop(writer);
         if sys::readable(&reader, NEVER) { return "closed".into() }
-        assert!(fs::read_link(format!("/proc/{}/fd/7", run.pid)).is_ok());
+        assert!(fs::read_link(format!("/proc/{}/fd/107", run.pid)).is_ok());
         "kept open".into()
     }
 
@@ -176,7 +183,7 @@ rows! {
 #[test]
 fn its_own_fds() {
     let launch = Launch::of(Init::Outlast).role("ready", &[]).with(|| {
-        for fd in [5, 100, 1_000] {
+        for fd in [107, 109, 1_000] {
             // SAFETY: plain numbers.
             sys::check(unsafe { libc::dup2(1, fd) })?;
         }

@@ -11,7 +11,9 @@
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
-    clippy::unwrap_used
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    unreachable_pub
 )]
 
 mod table;

@@ -14,7 +14,7 @@ use crate::sys::{self, libc};
 use crate::table::Init;
 
 /// Longest wait for what is certain to come; only a failure gets there.
-pub const LONG: Duration = Duration::from_mins(1);
+pub const LONG: Duration = Duration::from_secs(60);
 /// What has not come by now is taken never to come.
 pub const NEVER: Duration = Duration::from_secs(5);
 
@@ -243,7 +243,7 @@ impl Running {
                 return Some(line);
             }
             assert!(sys::readable(&self.reader, LONG), "waited in vain for a line after {:?}", self.read);
-            let mut more = [0; 65_536];
+            let mut more = vec![0; 65_536];
             let count = self.reader.read(&mut more).unwrap();
             if count == 0 {
                 return None;
@@ -317,7 +317,8 @@ impl Running {
 
     /// `7`, or `signal 9`.
     pub fn end(&mut self) -> String {
-        self.end_within(LONG).unwrap_or_else(|| panic!("{:?} does not end; stderr: {}", self.argv, self.stderr()))
+        self.end_within(LONG)
+            .unwrap_or_else(|| panic!("{:?} does not end; stderr: {}", self.argv, self.stderr()))
     }
 
     pub fn end_within(&mut self, time: Duration) -> Option<String> {

@@ -92,7 +92,8 @@ fn adoption(run: &mut Running) -> (i32, i32) {
 /// 100,000 orphans and 100,000 signals, as PID 1: all are reaped, and the memory is as it was.
 #[test]
 fn a_hundred_thousand_orphans_and_signals() {
-    let mut run = Launch::of(Init::Outlast).role("orphans", &["10000", "0"]).with_stdin_pipe().start().ready();
+    let mut run =
+        Launch::of(Init::Outlast).role("orphans", &["10000", "0"]).with_stdin_pipe().start().ready();
     let proc = run.proc();
     let reaped = || until("the zombies are reaped", || zombies(&proc) == 0);
     // status has it rounded; this is exact.

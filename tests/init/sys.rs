@@ -3,8 +3,8 @@
 
 use std::ffi::{CStr, CString, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
@@ -86,7 +86,13 @@ pub fn c(text: &str) -> CString {
     CString::new(text).unwrap()
 }
 
-pub fn mount(kind: Option<&CStr>, source: Option<&CStr>, target: &CStr, flags: u64, data: Option<&CStr>) -> io::Result<()> {
+pub fn mount(
+    kind: Option<&CStr>,
+    source: Option<&CStr>,
+    target: &CStr,
+    flags: u64,
+    data: Option<&CStr>,
+) -> io::Result<()> {
     let pointer = |text: Option<&CStr>| text.map_or(null(), CStr::as_ptr);
     let data = pointer(data).cast();
     check(unsafe { libc::mount(pointer(source), target.as_ptr(), pointer(kind), flags, data) }).map(drop)
@@ -146,12 +152,16 @@ pub fn signal_from_a_child(signal: i32) -> io::Result<()> {
 
 /// For the tracer below.
 pub fn trace_me() -> io::Result<()> {
-    check(unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) as i32 }).map(drop)
+    ptrace(libc::PTRACE_TRACEME, 0)
 }
 
 /// Lets a traced process that is stopped go on: `PTRACE_SINGLESTEP` or `PTRACE_DETACH`.
 pub fn trace(request: libc::c_uint, pid: i32) {
-    check(unsafe { libc::ptrace(request, pid, 0, 0) as i32 }).unwrap();
+    ptrace(request, pid).unwrap();
+}
+
+fn ptrace(request: libc::c_uint, pid: i32) -> io::Result<()> {
+    if unsafe { libc::ptrace(request, pid, 0, 0) } == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Waits for a traced process to stop.
@@ -198,14 +208,15 @@ pub fn memory_file() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(check(libc::memfd_create(c"stderr".as_ptr(), libc::MFD_CLOEXEC)).unwrap()) }
 }
 
-/// A new terminal: its master and its slave.
+/// A new terminal: its master and its slave. No other thread's child gets them (openpty is not so careful).
 pub fn terminal() -> (OwnedFd, OwnedFd) {
-    let (mut master, mut slave) = (-1, -1);
-    check(unsafe { libc::openpty(&raw mut master, &raw mut slave, null_mut(), null(), null()) }).unwrap();
-    for fd in [master, slave] {
-        check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }).unwrap();
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    unsafe {
+        let master = OwnedFd::from_raw_fd(check(libc::posix_openpt(flags)).unwrap());
+        check(libc::unlockpt(master.as_raw_fd())).unwrap();
+        let slave = check(libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags)).unwrap();
+        (master, OwnedFd::from_raw_fd(slave))
     }
-    unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
 }
 
 /// Makes stdin the controlling terminal of a new session.

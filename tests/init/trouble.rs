@@ -4,41 +4,41 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::process::{Launch, NEVER, state, until, within};
 use crate::sys::{self, libc};
 use crate::table::{Init, rows};
 
-/// The flag that makes it write of every signal.
+/// The flag that makes it write of every signal. tini warns at the start, where it is not PID 1.
 fn verbose(init: Init) -> Option<&'static str> {
     match init {
-        Init::Tini | Init::TiniStatic => Some("-vvv"),
-        Init::DumbInit => Some("-v"),
-        Init::Catatonit => None,
+        Init::Tini | Init::TiniStatic | Init::Catatonit => None,
+        Init::Dumb => Some("-v"),
         Init::Outlast => Some("--log-level=debug"),
     }
 }
 
-/// Each of some signals, then TERM, at which COMMAND ends with status 3; with this as stderr.
+/// Some signals, then TERM, at which COMMAND ends with status 3; with this as stderr.
 fn with_stderr(init: Init, stderr: OwnedFd) -> String {
-    let mut run = Launch::of(init).flag(verbose(init)).role("report", &["15", "3"]).stderr(stderr).start();
+    let launch = Launch::of(init).flag(verbose(init)).not_pid_1().role("report", &["15", "3"]);
+    let mut run = launch.stderr(stderr).start();
     // It may be stuck before it has started COMMAND.
-    let pid = run.pid;
-    let mut ready = false;
-    within(NEVER, || {
-        ready = ready || run.has_line();
-        ready || state(pid) == 'Z'
-    });
+    within(NEVER, || run.has_line() || state(run.pid) == 'Z');
     for _ in 0..5 {
         run.signal(libc::SIGUSR1);
     }
     run.signal(libc::SIGTERM);
-    run.end_within(NEVER).unwrap_or_else(|| {
-        let before = cpu(pid);
-        std::thread::sleep(std::time::Duration::from_secs(1));
+    let Some(end) = run.end_within(NEVER) else {
+        let before = cpu(run.pid);
+        thread::sleep(Duration::from_secs(1));
         // In hundredths of a second.
-        if cpu(pid) > before + 5 { "loops for ever".into() } else { "is stuck".into() }
-    })
+        return if cpu(run.pid) > before + 5 { "loops for ever".into() } else { "is stuck".into() };
+    };
+    let sent = ["ready", "10", "15"];
+    let more: Vec<String> = run.rest().into_iter().filter(|line| !sent.contains(&line.as_str())).collect();
+    if more.is_empty() { end } else { format!("{end}, and signal {}", more.join(" ")) }
 }
 
 fn cpu(pid: i32) -> u64 {
@@ -47,12 +47,19 @@ fn cpu(pid: i32) -> u64 {
     [11, 12].iter().filter_map(|n| fields.get(*n)?.parse::<u64>().ok()).sum()
 }
 
-/// Writes until nothing more fits.
+/// Writes until nothing more fits. A terminal takes a moment to pass on what it has got, and then has room again.
 fn fill(fd: &OwnedFd) {
     let flags = sys::check(file_flags(fd, libc::F_GETFL, 0)).unwrap();
     sys::check(file_flags(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)).unwrap();
-    for size in [65_536, 1] {
-        while nix::unistd::write(fd, &vec![b'x'; size]).is_ok() {}
+    let mut idle = 0;
+    while idle < 10 {
+        idle += 1;
+        for size in [65_536, 1] {
+            while nix::unistd::write(fd, &vec![b'x'; size]).is_ok() {
+                idle = 0;
+            }
+        }
+        thread::sleep(Duration::from_millis(20));
     }
     sys::check(file_flags(fd, libc::F_SETFL, flags)).unwrap();
 }
@@ -122,7 +129,11 @@ rows! {
         status_with(init, || {
             sys::mount(Some(c"tmpfs"), None, c"/dev", 0, None)?;
             // SAFETY: plain numbers.
-            (0..=2).for_each(|fd| drop(unsafe { libc::close(fd) }));
+            unsafe {
+                for fd in 0..=2 {
+                    libc::close(fd);
+                }
+            }
             Ok(())
         })
     }
@@ -153,7 +164,7 @@ rows! {
             launch.with(|| sys::refuse(&[libc::SYS_prctl], libc::EPERM)).start().end()
         };
         let ends = [end(Launch::of(init)), end(Launch::of(init).not_pid_1())];
-        if ends[0] == ends[1] { ends[0].clone() } else { ends.join(", not as PID 1 ") }
+        if ends[0] == ends[1] { ends[0].clone() } else { ends.join("; not as PID 1: ") }
     }
 
     /// Where the kernel or a profile knows none of the newer calls.
@@ -228,9 +239,9 @@ fn a_hold_that_sees_nothing() {
         })
         .start()
         .ready();
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     run.signal(libc::SIGTERM);
     assert_eq!(run.end(), "3");
-    assert!(start.elapsed() >= std::time::Duration::from_secs(2), "{}", run.stderr());
+    assert!(start.elapsed() >= Duration::from_secs(2), "{}", run.stderr());
     assert!(run.stderr().contains("reason=timeout"), "{}", run.stderr());
 }
