@@ -105,8 +105,7 @@ fn slow_client(builder: Builder, bytes: usize, rate: u32) -> (Pod, StopReport, u
     let pod = builder.application(&BRIEF).start().unwrap();
     let reader = pod.slow_reader(&format!("http://10.9.0.2:8080/bytes?n={bytes}"), rate);
     let report = pod.stop(&StopPlan::new(GRACE));
-    // What arrived before the cut is not told: all or nothing is known.
-    let lost = if reader.finish().result == Ok(bytes) { 0 } else { 1 };
+    let lost = reader.missing(bytes);
     (pod, report, lost)
 }
 
@@ -162,8 +161,8 @@ bytes_on_their_way! {
         let readers = [(); 4].map(|()| pod.slow_reader(&url, u32::MAX));
         let report = pod.stop(&StopPlan::new(GRACE));
         drop(throttle);
-        let short = readers.map(|reader| usize::from(reader.finish().result != Ok(ANSWER)));
-        let lost = RECORD - upstream.received(RECORD, SECOND).len() + short.iter().sum::<usize>();
+        let missing = readers.map(|reader| reader.missing(ANSWER));
+        let lost = RECORD - upstream.received(RECORD, SECOND).len() + missing.iter().sum::<usize>();
         (pod, report, lost)
     }
 }
@@ -286,34 +285,34 @@ fn drain(builder: Builder, plan: &StopPlan, source: &str, what: &str) -> (usize,
     let before = kept.iter().filter(|r| r.ended < drains && r.close).count();
     assert_eq!(before, 0, "asked to leave before the delay");
     assert!(during.iter().all(|r| r.result.is_ok()), "lost during the drain");
-    let (closes, all) = (during.iter().filter(|r| r.close).count(), during.len());
+    let (asked, all) = (during.iter().filter(|r| r.close).count(), during.len());
     println!(
-        "drain, {what}: {closes} of {all} responses to 20 keep-alive clients in {:.1} s asked to leave",
+        "drain, {what}: {asked} of {all} responses to 20 keep-alive clients in {:.1} s asked to leave",
         (closed - drains).as_secs_f64() - 0.25
     );
     assert!(all >= 50, "only {all} requests");
-    (closes, all)
+    (asked, all)
 }
 
 #[test]
 fn drain_through_run_asks_all_clients_to_leave_and_goes_on_accepting() {
-    let (closes, all) = drain(run(&["--drain=500ms"]), &StopPlan::new(GRACE), "sidecar", "run, immediate");
-    assert_eq!(closes, all);
+    let (asked, all) = drain(run(&["--drain=500ms"]), &StopPlan::new(GRACE), "sidecar", "run, immediate");
+    assert_eq!(asked, all);
 }
 
 #[test]
 fn drain_through_prestop_asks_all_clients_to_leave_and_goes_on_accepting() {
     let builder = Pod::builder().program(outlast(), "outlast").env("OUTLAST_GRACE_PERIOD", "60s");
     let plan = StopPlan::new(GRACE).hook(&["outlast", "prestop", "--drain=500ms"]);
-    let (closes, all) = drain(builder, &plan, "hook", "prestop, immediate");
-    assert_eq!(closes, all);
+    let (asked, all) = drain(builder, &plan, "hook", "prestop, immediate");
+    assert_eq!(asked, all);
 }
 
 #[test]
 fn envoys_own_drain_strategy_asks_only_some() {
     let builder = run(&["--drain=500ms"]).env("POD_DRAIN_STRATEGY", "gradual");
-    let (closes, all) = drain(builder, &StopPlan::new(GRACE), "sidecar", "run, gradual");
-    assert!(closes > 0 && closes < all / 2, "{closes} of {all}");
+    let (asked, all) = drain(builder, &StopPlan::new(GRACE), "sidecar", "run, gradual");
+    assert!(asked > 0 && asked < all / 2, "{asked} of {all}");
 }
 
 #[test]

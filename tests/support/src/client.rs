@@ -6,7 +6,7 @@ use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, Socket, Type};
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -204,11 +204,13 @@ impl Pod {
         http::get(&mut connection.to, addr, &path).expect("the slow client asks");
         // The answer is on its way when this returns.
         connection.from.fill_buf().expect("the slow client is answered");
+        let received = Arc::<AtomicUsize>::default();
+        let count = Arc::clone(&received);
         let thread = thread::spawn(move || {
-            let result = connection.read_slowly(rate).map_err(|error| error.to_string());
+            let result = connection.read_slowly(rate, count).map_err(|error| error.to_string());
             Request { started, ended: Instant::now(), result, close: false }
         });
-        SlowReader { port, thread }
+        SlowReader { port, received, thread }
     }
 
     /// A thread in the client's namespace.
@@ -229,6 +231,7 @@ impl Pod {
 pub struct SlowReader {
     /// Its local port.
     pub port: u16,
+    received: Arc<AtomicUsize>,
     thread: JoinHandle<Request>,
 }
 
@@ -236,6 +239,16 @@ impl SlowReader {
     /// Waits for the answer's end or the Pod's.
     pub fn finish(self) -> Request {
         self.thread.join().unwrap()
+    }
+
+    /// Waits likewise; how many of the answer's `len` bytes did not arrive.
+    pub fn missing(self, len: usize) -> usize {
+        let received = Arc::clone(&self.received);
+        match self.finish().result {
+            Ok(got) => len - got,
+            // The head counts as a part of the answer: it is short.
+            Err(_) => len.saturating_sub(received.load(Ordering::Relaxed)).max(1),
+        }
     }
 }
 
@@ -292,9 +305,9 @@ impl Connection {
         }
     }
 
-    fn read_slowly(self, rate: u32) -> io::Result<usize> {
-        let mut paced =
-            BufReader::with_capacity(4096, Paced { inner: self.from, rate, owed: Instant::now() });
+    fn read_slowly(self, rate: u32, received: Arc<AtomicUsize>) -> io::Result<usize> {
+        let paced = Paced { inner: self.from, rate, owed: Instant::now(), received };
+        let mut paced = BufReader::with_capacity(4096, paced);
         let answer = http::read(&mut paced)?;
         let _ = self.to.shutdown(std::net::Shutdown::Both);
         Ok(answer.body.len())
@@ -306,6 +319,7 @@ struct Paced {
     inner: BufReader<Patient>,
     rate: u32,
     owed: Instant,
+    received: Arc<AtomicUsize>,
 }
 
 impl Read for Paced {
@@ -313,6 +327,7 @@ impl Read for Paced {
         thread::sleep(self.owed.saturating_duration_since(Instant::now()));
         let most = buf.len().min(4096);
         let got = self.inner.read(&mut buf[..most])?;
+        self.received.fetch_add(got, Ordering::Relaxed);
         // A pause of the sender's is not made up for by more than this one read.
         self.owed = self.owed.max(Instant::now());
         let got_u32 = u32::try_from(got).unwrap_or(u32::MAX);
