@@ -1,12 +1,16 @@
 //! The kernel behind a small trait, so that owners can be tested with a script instead of it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::ops::ControlFlow;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
 
+use nix::errno::Errno;
+use nix::{NixPath, libc};
 use procfs::ProcError;
 use procfs::process::{Process, all_processes};
 
@@ -110,6 +114,8 @@ pub struct System {
     diag: Option<SockDiag>,
     table: Vec<u8>,
     path: String,
+    /// The `stat` of processes whose life was asked for: an open one is that process's for ever, and costs no path.
+    lives: Vec<(i32, File)>,
     /// What is used, and why not what is faster.
     source: String,
 }
@@ -124,7 +130,13 @@ impl System {
     /// Decides once where sockets are read.
     #[must_use]
     pub fn open(source: Source) -> System {
-        let mut system = System { diag: None, table: Vec::new(), path: String::new(), source: "proc".into() };
+        let mut system = System {
+            diag: None,
+            table: Vec::new(),
+            path: String::new(),
+            lives: Vec::new(),
+            source: "proc".into(),
+        };
         if source != Source::Proc {
             let answers = || {
                 let mut diag = SockDiag::open()?;
@@ -231,33 +243,41 @@ impl Kernel for System {
     }
 
     fn lives(&mut self, process: &Visible) -> bool {
+        let at = self.lives.iter().position(|(pid, _)| *pid == process.pid).unwrap_or_else(|| {
+            let file = File::open(self.path_of(process.pid, "stat"));
+            self.lives.extend(file.map(|file| (process.pid, file)));
+            self.lives.len().saturating_sub(1)
+        });
         let mut stat = [0; 128];
-        let read = File::open(self.path_of(process.pid, "stat")).and_then(|mut file| file.read(&mut stat));
+        let Some((_, file)) = self.lives.get(at).filter(|(pid, _)| *pid == process.pid) else { return false };
+        let read = file.read_at(&mut stat, 0);
         let stat = stat.get(..read.unwrap_or(0)).unwrap_or_default();
         // `7 (envoy) S 1 …`: the name may hold anything, and the last parenthesis ends it (proc_pid_stat(5)).
         let name = stat.iter().position(|byte| *byte == b'(').and_then(|at| stat.get(at.saturating_add(1)..));
         let rest = name.and_then(|name| name.strip_prefix(process.name.as_bytes()));
-        rest.and_then(|rest| rest.strip_prefix(b") "))
-            .is_some_and(|rest| !matches!(rest.first(), Some(b'Z' | b'X' | b'x')))
+        let lives = rest
+            .and_then(|rest| rest.strip_prefix(b") "))
+            .is_some_and(|rest| !matches!(rest.first(), Some(b'Z' | b'X' | b'x')));
+        if !lives {
+            // The number may become another's.
+            self.lives.swap_remove(at);
+        }
+        lives
     }
 
     fn sockets_of(&mut self, pid: i32, each: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<()> {
-        // Plain links, not procfs' FDInfo: that one opens and stats every fd of an Envoy with thousands.
-        let table = match fs::read_dir(self.path_of(pid, "fd")) {
-            Ok(table) => table,
+        // Plain links, not procfs' FDInfo: that one opens and stats every fd of an Envoy with thousands. And each by its
+        // name alone: to walk its path costs more than the rest.
+        let path = self.path_of(pid, "fd");
+        let (directory, table) = match File::open(path).and_then(|file| Ok((file, fs::read_dir(path)?))) {
+            Ok(opened) => opened,
             Err(error) if gone(&error) => return Ok(()),
             Err(error) => return Err(error),
         };
         for fd in table {
-            match fd.and_then(|fd| fs::read_link(fd.path())) {
-                Ok(target) => {
-                    let inode = target.as_os_str().as_bytes().strip_prefix(b"socket:[");
-                    let inode = inode
-                        .and_then(|rest| std::str::from_utf8(rest.strip_suffix(b"]")?).ok()?.parse().ok());
-                    if inode.is_some_and(|inode| each(inode).is_break()) {
-                        return Ok(());
-                    }
-                }
+            match fd.and_then(|fd| socket_at(&directory, &fd.file_name())) {
+                Ok(Some(inode)) if each(inode).is_break() => return Ok(()),
+                Ok(_) => {}
                 Err(error) if gone(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -274,13 +294,26 @@ impl Kernel for System {
     }
 }
 
+/// The inode that an entry of an fd table links to, if it is `socket:[INODE]`.
+fn socket_at(table: &File, name: &OsStr) -> io::Result<Option<u64>> {
+    // More than enough for such a link; another may be cut.
+    let mut link = [0_u8; 64];
+    let read = name.with_nix_path(|name| {
+        // SAFETY: the name ends with a zero, and the length of the buffer is passed; nix asks for the length first.
+        unsafe { libc::readlinkat(table.as_raw_fd(), name.as_ptr(), link.as_mut_ptr().cast(), link.len()) }
+    });
+    let length = usize::try_from(Errno::result(read?)?).unwrap_or_default();
+    let inode = link.get(..length).and_then(|link| link.strip_prefix(b"socket:[")?.strip_suffix(b"]"));
+    Ok(inode.and_then(|inode| std::str::from_utf8(inode).ok()?.parse().ok()))
+}
+
 fn at(place: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{place}: {error}"))
 }
 
 /// A process that ended while it was being read.
 fn gone(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 fn is_gone(error: &ProcError) -> bool {
