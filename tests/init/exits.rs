@@ -156,10 +156,11 @@ rows! {
 
     /// `RLIMIT_NPROC`, as it holds for an unprivileged user.
     fn no_process_left_to_fork(init) {
-        // The limit counts all processes of a user: each has one of its own.
+        // The limit counts all processes of a user: nobody else has this one.
+        let id = 1_000_000 + std::process::id() * 8 + init as u32;
         let launch = Launch::of(init).command(["true"]).with(move || {
             sys::set_limit(libc::RLIMIT_NPROC, 1)?;
-            sys::become_user(54_321 + init as u32)
+            sys::become_user(id)
         });
         refusal(launch, "true", &["temporarily unavailable"])
     }

@@ -136,7 +136,7 @@ rows! {
         }
         terminal.reads("Stopped");
         terminal.reads("ready> ");
-        assert_eq!(state(sleeper), 'T');
+        until("COMMAND stops", || state(sleeper) == 'T');
         terminal.types("fg\n");
         if !within(NEVER, || state(sleeper) == 'S') {
             return "^Z works, fg does not".into();
