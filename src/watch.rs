@@ -53,6 +53,8 @@ pub struct Watch<'a> {
     looked: bool,
     trouble_said: bool,
     listeners: Vec<Listener>,
+    /// The application's as the hold began; empty once one of them has closed: it is stopping.
+    unmoved: Vec<Listener>,
     change_said: Duration,
     beat: Duration,
     /// One of the last holders seen, and when.
@@ -118,6 +120,7 @@ impl<'a> Watch<'a> {
             looked: false,
             trouble_said: false,
             listeners: Vec::new(),
+            unmoved: Vec::new(),
             change_said: Duration::ZERO,
             beat: Duration::ZERO,
             last: None,
@@ -224,7 +227,16 @@ impl<'a> Watch<'a> {
             fields.extend([("last_holder", row as _), ("last_seen", seen as _)]);
         }
         match reason {
-            Reason::Timeout => self.log.warn("hold released", &fields),
+            Reason::Timeout => {
+                self.log.warn("hold released", &fields);
+                if !self.unmoved.is_empty() {
+                    self.log.warn(
+                        "the application listens as at the start: it does not stop, or only the proxy's container was \
+                         stopped, as by a failed probe",
+                        &[("listeners", &self.unmoved.len())],
+                    );
+                }
+            }
             Reason::ProxyGone if self.hold.proxy_was_seen() => self.log.info("hold released", &fields),
             Reason::ProxyGone => {
                 fields.push(("proxy", &self.names));
@@ -260,8 +272,15 @@ impl<'a> Watch<'a> {
         if !self.looked {
             self.looked = true;
             self.tell_everything();
+            let applications = listeners.iter().filter(|(.., owner)| *owner == Owner::Application);
+            self.unmoved = applications.copied().collect();
             self.listeners = listeners;
-        } else if listeners != self.listeners && now.saturating_sub(self.change_said) >= CHANGE_PACE {
+            return;
+        }
+        if self.unmoved.iter().any(|listener| listeners.binary_search(listener).is_err()) {
+            self.unmoved.clear();
+        }
+        if listeners != self.listeners && now.saturating_sub(self.change_said) >= CHANGE_PACE {
             self.change_said = now;
             let added = difference(&listeners, &self.listeners);
             let removed = difference(&self.listeners, &listeners);
