@@ -350,8 +350,20 @@ impl Drop for Group {
 
 #[test]
 fn in_a_shared_pid_namespace_proxies_are_told_apart_by_control_group() {
+    shared_pid_namespace("a", &[]);
+}
+
+/// As container runtimes do with control groups of version 2: the sidecar sees its own group as the root.
+#[test]
+fn in_a_shared_pid_namespace_they_are_told_apart_in_a_control_group_namespace_too() {
+    shared_pid_namespace("b", &["unshare", "--cgroup"]);
+}
+
+/// `within` is what the hook is started through.
+fn shared_pid_namespace(name: &str, within: &[&str]) {
     let kit = Kit::new();
-    let (sidecar, other) = (Group::new("sidecar"), Group::new("application"));
+    let (sidecar, other) =
+        (Group::new(&format!("{name}-sidecar")), Group::new(&format!("{name}-application")));
     let programs = &kit.programs;
     let pause = programs.copy(program("sockets"), "pause");
     let agent = programs.copy(program("sockets"), "pilot-agent");
@@ -372,7 +384,7 @@ fn in_a_shared_pid_namespace_proxies_are_told_apart_by_control_group() {
     await_that("the application's envoy", || space.called("envoy").len() == 2);
     await_that("its listener", || kit.sockets(&space, &[]).iter().any(|s| s["local"] == "0.0.0.0:8080"));
 
-    let outlast = [AS_PROXY, &[&kit.outlast, "prestop", "--grace-period=67s"]].concat();
+    let outlast = [within, AS_PROXY, &[&kit.outlast, "prestop", "--grace-period=67s"]].concat();
     let hook = Hook::start(&mut space.command(&sidecar.command(&outlast)));
     hook.await_line("listener tcp 0.0.0.0:8080 uid 1000");
     let listeners = |log: &str, port: &str, owner: &str| {
@@ -399,7 +411,7 @@ fn in_a_shared_pid_namespace_proxies_are_told_apart_by_control_group() {
 /// PID 1 is root's, and /proc shows a user their own processes only.
 fn hide_pids(kit: &Kit) -> Space {
     let space = Space::start_with("mount -o remount,hidepid=2 /proc", &[&kit.server]);
-    space.await_log("ready");
+    space.await_ready();
     space
 }
 

@@ -139,7 +139,7 @@ fn listeners_of_netstat(text: &str) -> BTreeSet<(String, u32, String)> {
     .collect()
 }
 
-/// SplitMix64: the same numbers for the same seed.
+/// `SplitMix64`: the same numbers for the same seed.
 struct Random(u64);
 
 impl Random {

@@ -47,7 +47,9 @@ impl Programs {
     /// Copies a program; returns the copy's path.
     pub fn copy(&self, program: impl AsRef<Path>, name: &str) -> String {
         let path = self.0.path().join(name);
-        fs::copy(program.as_ref(), &path).unwrap();
+        // By a process of its own: while this one had the copy open for writing, a process that another thread forks
+        // could inherit that, and the kernel refuses to run what is open for writing.
+        assert!(Command::new("cp").arg(program.as_ref()).arg(&path).status().unwrap().success());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path.to_str().unwrap().to_owned()
     }
@@ -73,7 +75,7 @@ impl Space {
     /// Starts `argv` as PID 1, which says `ready`.
     pub fn start(argv: &[&str]) -> Self {
         let space = Self::start_with("", argv);
-        space.await_log("ready");
+        space.await_ready();
         space
     }
 
@@ -82,7 +84,7 @@ impl Space {
         assert!(nix::unistd::geteuid().is_root(), "namespaces want root: see scripts/test");
         let files = tempfile::tempdir().unwrap();
         let stderr = files.path().join("stderr");
-        let unshare = Command::new("unshare")
+        let mut unshare = Command::new("unshare")
             .args(["--net", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"])
             // Its own stderr may be opened again by whoever runs in the container, as under a container runtime.
             .arg(format!("chmod 666 {}; ip link set lo up; {setup}\nexec \"$@\"", stderr.display()))
@@ -96,6 +98,8 @@ impl Space {
         let children = format!("/proc/{0}/task/{0}/children", unshare.id());
         let mut init = 0;
         await_that("the container's PID 1", || {
+            let ended = unshare.try_wait().unwrap();
+            assert!(ended.is_none(), "{ended:?}: {}", fs::read_to_string(&stderr).unwrap());
             init = fs::read_to_string(&children).unwrap().trim().parse().unwrap_or(0);
             let name = fs::read_to_string(format!("/proc/{init}/comm")).unwrap_or_default();
             !["", "unshare", "sh", "setpriv"].contains(&name.trim())
@@ -157,6 +161,11 @@ impl Space {
     /// What PID 1 and its like have written so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// Waits until a process has said `ready`, and nothing else on that line.
+    pub fn await_ready(&self) {
+        await_that("a process that is ready", || self.log().lines().any(|line| line == "ready"));
     }
 
     pub fn await_log(&self, text: &str) {
