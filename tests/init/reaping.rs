@@ -89,6 +89,26 @@ fn adoption(run: &mut Running) -> (i32, i32) {
     (orphan.parse().unwrap(), adopter.parse().unwrap())
 }
 
+/// A hold does not keep it from reaping, nor from seeing COMMAND end.
+#[test]
+fn orphans_in_a_hold() {
+    let mut launch = Launch::of(Init::Outlast);
+    for flag in ["--timeout=1000s", "--grace-period=1100s", "--min-wait=1000s"] {
+        launch = launch.flag(Some(flag));
+    }
+    let mut run = launch.role("orphans", &["1000", "0"]).with_stdin_pipe().start().ready();
+    // COMMAND would end of TERM; only outlast gets it, and holds.
+    run.signal(libc::SIGTERM);
+    until("the hold starts", || run.stderr().contains("hold started"));
+    run.write_stdin();
+    let mut run = run.ready();
+    let proc = run.proc();
+    until("the zombies are reaped", || zombies(&proc) == 0);
+    run.close_stdin();
+    assert_eq!(run.end(), "7");
+    assert!(run.stderr().contains("reason=proxy-gone"), "{}", run.stderr());
+}
+
 /// 100,000 orphans and 100,000 signals, as PID 1: all are reaped, and the memory is as it was.
 #[test]
 fn a_hundred_thousand_orphans_and_signals() {
