@@ -88,6 +88,8 @@ fn run(options: &Options) -> Result<()> {
     let mut run = podman();
     run.args(["run", "--quiet", "--rm", "--pull=never", "--log-driver=none", "--attach=stderr"]);
     run.arg(format!("--pod={pod}")).arg(format!("--name={name}"));
+    // By its path, as kubelet's runtimes do; we live as long as the container, and so does the path.
+    run.arg(format!("--network=ns:/proc/{me}/ns/net"));
     run.arg(format!("--pidfile={}", pidfile.display())).arg(format!("--user={0}:{0}", options.uid));
     // The seccomp profile is the default one, for none is named.
     run.args(["--cap-drop=all", "--security-opt=no-new-privileges"]);
@@ -106,6 +108,7 @@ fn run(options: &Options) -> Result<()> {
     }
     let mut client = run.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("podman")?;
     let pid = pid_1(&pidfile, &mut client)?;
+    restricted(pid, options)?;
     fs::write(home().join(format!("{pid}.name")), &name)?;
     watch(pid, client)
 }
@@ -129,7 +132,7 @@ fn pod() -> Result<String> {
     if !exists {
         let mut create = podman();
         create.args(["pod", "create", "--infra-image=localhost/outlast-pause", "--infra-command=/pause"]);
-        create.arg(format!("--network=ns:/proc/{}/ns/net", std::process::id())).arg(format!("--name={name}"));
+        create.args(["--network=none", "--share=ipc,uts", "--name", &name]);
         let made = create.stdout(Stdio::null()).status()?;
         ensure!(made.success(), "podman cannot make a Pod");
     }
@@ -153,6 +156,26 @@ fn pid_1(pidfile: &Path, client: &mut Child) -> Result<i32> {
         ensure!(Instant::now() < deadline, "the container does not start");
         sleep(Duration::from_millis(2));
     }
+}
+
+/// What the flags asked for is what the kernel has: a runtime that ignored one would prove nothing.
+fn restricted(pid: i32, options: &Options) -> Result<()> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let is = |name: &str, value: &str| {
+        let mut lines = status.lines().filter_map(|line| line.split_once(":\t"));
+        lines.any(|(n, v)| n == name && v.split('\t').all(|word| word == value))
+    };
+    let none = "0000000000000000";
+    ensure!(is("Uid", &options.uid.to_string()) && is("Gid", &options.uid.to_string()), "another uid");
+    ensure!(is("CapEff", none) && is("CapPrm", none) && is("CapBnd", none), "capabilities are left");
+    ensure!(is("NoNewPrivs", "1"), "no_new_privs is not set");
+    ensure!(is("Seccomp", "2"), "there is no seccomp filter");
+    if options.read_only {
+        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo"))?;
+        let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        ensure!(mounts.any(|m| m[4] == "/" && m[5].starts_with("ro")), "the root can be written to");
+    }
+    Ok(())
 }
 
 /// Reports the end of `pid`, with the status that its client has of it; the end of stdin kills it.
