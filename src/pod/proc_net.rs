@@ -85,6 +85,8 @@ pub fn parse_row(line: &[u8]) -> Option<Row> {
     let uid = next()?.parse().ok()?;
     let _probes = next()?;
     let inode = next()?.parse().ok()?;
+    // A request to connect shows its listener's, and sock_diag none.
+    let uid = if matches!(state, State::SynRecv | State::NewSynRecv) { 0 } else { uid };
     Some(Row { local, remote, state, send_queue, receive_queue, uid, inode })
 }
 
@@ -209,7 +211,8 @@ mod tests {
             prop_assert_eq!(ours.remote, theirs.remote_address);
             prop_assert_eq!(ours.state as u8, theirs.state.to_u8());
             prop_assert_eq!((ours.send_queue, ours.receive_queue), (theirs.tx_queue, theirs.rx_queue));
-            prop_assert_eq!((ours.uid, ours.inode), (theirs.uid, theirs.inode));
+            let uid = if matches!(ours.state, State::SynRecv | State::NewSynRecv) { 0 } else { theirs.uid };
+            prop_assert_eq!((ours.uid, ours.inode), (uid, theirs.inode));
         }
         Ok(())
     }
