@@ -145,6 +145,7 @@ fn quit(settings: &Settings, signals: &Signals, log: &Log) {
         // The address that answered is kept for one server, and not for all.
         let mut api = ProxyApi::new();
         let start = Instant::now();
+        let mut was_there = false;
         loop {
             let problem = match api.tell(url) {
                 Ok(()) => {
@@ -154,6 +155,12 @@ fn quit(settings: &Settings, signals: &Signals, log: &Log) {
                 }
                 Err(problem) => problem,
             };
+            // It may be too quick to answer.
+            if was_there && problem.refused {
+                obeys.push(url);
+                break;
+            }
+            was_there |= !problem.refused;
             if !problem.passing || start.elapsed() >= QUIT_TIME {
                 log.warn("cannot ask the proxy to quit", &[("url", url), ("error", &problem)]);
                 break;

@@ -1,12 +1,13 @@
 //! Requests to pilot-agent and Envoy: over loopback only, bounded in time and size.
 
 use std::fmt;
-use std::io::ErrorKind;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use nix::libc;
 use ureq::config::Config;
 use ureq::http::{Request, Uri};
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
@@ -79,6 +80,8 @@ pub struct Problem {
     what: String,
     /// It may be over soon.
     pub passing: bool,
+    /// Nobody listens.
+    pub refused: bool,
 }
 
 impl fmt::Display for Problem {
@@ -130,19 +133,26 @@ impl ProxyApi {
     /// # Errors
     /// No answer within the time, or none that is HTTP.
     pub fn request(&mut self, method: Method, url: &Url) -> Result<u16, Problem> {
-        match self.once(method, url) {
-            Err(Error::Io(error)) if !self.kept && error.kind() == ErrorKind::ConnectionRefused => {
-                self.loopback.swap();
-                let second = self.once(method, url);
-                if second.is_err() {
+        let mut answer = self.once(method, url);
+        if !self.kept && answer.as_ref().is_err_and(is_refusal) {
+            self.loopback.swap();
+            match self.once(method, url) {
+                Err(second) => {
                     self.loopback.swap();
+                    // Where there is no IPv6, that is not what is wrong.
+                    if !is_refusal(&second) {
+                        answer = Err(second);
+                    }
                 }
-                second
+                second => answer = second,
             }
-            first => first,
         }
-        .inspect(|_| self.kept = true)
-        .map_err(|error| Problem { what: error.to_string(), passing: true })
+        self.kept |= answer.is_ok();
+        answer.map_err(|error| Problem {
+            passing: true,
+            refused: is_refusal(&error),
+            what: error.to_string(),
+        })
     }
 
     /// Tells the proxy something.
@@ -152,7 +162,9 @@ impl ProxyApi {
     pub fn tell(&mut self, url: &Url) -> Result<(), Problem> {
         match self.request(Method::Post, url)? {
             200 => Ok(()),
-            status => Err(Problem { what: format!("status {status}"), passing: status >= 500 }),
+            status => {
+                Err(Problem { what: format!("status {status}"), passing: status >= 500, refused: false })
+            }
         }
     }
 
@@ -162,12 +174,9 @@ impl ProxyApi {
         let port = url.0.port_u16().unwrap_or(80);
         let ips: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
         // On loopback a port without a listener refuses at once; anything else may still be a server.
-        ips.iter().all(|ip| match TcpStream::connect_timeout(&SocketAddr::new(*ip, port), REQUEST_TIMEOUT) {
-            Ok(_) => false,
-            Err(error) => matches!(
-                error.kind(),
-                ErrorKind::ConnectionRefused | ErrorKind::AddrNotAvailable | ErrorKind::Unsupported
-            ),
+        ips.iter().all(|ip| {
+            TcpStream::connect_timeout(&SocketAddr::new(*ip, port), REQUEST_TIMEOUT)
+                .is_err_and(|error| nobody_there(&error))
         })
     }
 
@@ -185,6 +194,16 @@ impl Default for ProxyApi {
     fn default() -> ProxyApi {
         ProxyApi::new()
     }
+}
+
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Io(error) if nobody_there(error))
+}
+
+/// A port that nobody has, or a family of addresses that this host does not know.
+fn nobody_there(error: &io::Error) -> bool {
+    let errors = [libc::ECONNREFUSED, libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT, libc::ENETUNREACH];
+    error.raw_os_error().is_some_and(|number| errors.contains(&number))
 }
 
 /// Whatever a URL says, its host is this one: 127.0.0.1 or `::1`.

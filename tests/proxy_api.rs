@@ -791,6 +791,26 @@ fn every_quit_url_is_asked_whatever_the_others_answer() {
 }
 
 #[test]
+fn a_proxy_that_is_gone_before_it_has_answered_has_quit() {
+    let ready = Server::always("200 OK");
+    let proxy = Server::v4(|_| false);
+    let ended = app(&ready, &["--quit=always", "--quit-url", &proxy.url(), "--", "sh", "-c", "exit 7"]).run();
+    assert_eq!((ended.status, proxy.requests().len()), (7, 1), "{}", ended.log);
+    assert!(ended.log.contains("the proxy is gone") && !ended.log.contains("cannot ask"), "{}", ended.log);
+}
+
+#[test]
+fn without_ipv6_a_refusal_is_a_refusal() {
+    let mut unshare = Command::new("unshare");
+    let setup = "ip link set lo up && echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6 && exec \"$@\"";
+    unshare.args(["--net", "--fork", "--kill-child", "sh", "-c", setup, "sh"]).arg(outlast());
+    let words = ["poststart", "--ready-url=http://127.0.0.1:1/", "--ready-timeout=0"];
+    let ended = Outlast::as_argument_of(unshare, &words).run();
+    assert_eq!(ended.status, 124, "{}", ended.log);
+    assert!(ended.log.contains("refused"), "{}", ended.log);
+}
+
+#[test]
 fn quit_urls_may_be_on_different_loopbacks() {
     let ready = Server::always("200 OK");
     let obedient = |listener| {
