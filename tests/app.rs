@@ -13,7 +13,8 @@
 )]
 
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -161,14 +162,15 @@ fn command_does_not_inherit_it() {
 #[test]
 fn it_closes_when_command_is_gone_and_not_when_the_proxy_is() {
     let (space, _programs) = sidecar();
-    // Whoever asks it to quit waits for an answer.
-    let _agent = space.inside(|| TcpListener::bind("127.0.0.1:15020").unwrap());
+    let agent = space.inside(|| TcpListener::bind("127.0.0.1:15020").unwrap());
+    agent.set_nonblocking(true).unwrap();
     let mut app = App::start(&space, &["--quit=always"], &["sleep", "1000"]);
     assert!(listens(&space, "127.0.0.1:15900"));
     app.signal_command(Signal::SIGKILL);
-    await_that("the end of the listener", || !listens(&space, "127.0.0.1:15900"));
-    assert!(app.child.try_wait().unwrap().is_none(), "it still waits for the proxy");
-    app.signal(Signal::SIGTERM);
+    await_that("the request to quit", || agent.accept().is_ok());
+    let refused = space.inside(|| TcpStream::connect("127.0.0.1:15900")).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    drop(agent);
     assert_eq!(app.wait(), 137);
 }
 
