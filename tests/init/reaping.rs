@@ -23,7 +23,9 @@ rows! {
 
     fn an_orphan_not_as_pid_1(init) {
         let mut run = Launch::of(init).not_pid_1().role("orphan", &[]).with_stdin_pipe().start();
-        if adoption(&mut run).1 == run.pid { "adopts".into() } else { "leaves it".into() }
+        let (orphan, adopter) = adoption(&mut run);
+        sys::kill(orphan, libc::SIGKILL);
+        if adopter == run.pid { "adopts".into() } else { "leaves it".into() }
     }
 
     /// All end while the init is stopped: one SIGCHLD stands for a thousand orphans and COMMAND.
