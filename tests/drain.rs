@@ -1,8 +1,8 @@
 //! What outlast says to the proxy during and after a hold, with a real Envoy: drain, fast exit, the end of a Job, a plain
 //! Envoy without pilot-agent, and a native sidecar's hook.
 //!
-//! Needs root, Envoy and the static binary: `scripts/test` has all three. The figures of docs/limits.md are what these
-//! tests print: `cargo test --test drain -- --nocapture`.
+//! Needs root, Envoy and the static binary: `scripts/test` has all three. The figures of docs/limits.md and
+//! docs/fast-exit.md are what these tests print: `cargo test --test drain -- --nocapture`.
 
 #![allow(
     clippy::arithmetic_side_effects,

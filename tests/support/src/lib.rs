@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Everything lives in namespaces that only the process's own descriptors keep alive: nothing is left on the host,
-//! however the process ends, and many Pods run side by side with the same addresses.
+//! however the process ends (but an empty control group where a throttled Pod's was killed), and many Pods run side by side with the same addresses.
 
 // A fixture fails by panicking, and its callers are tests.
 #![allow(clippy::missing_panics_doc, clippy::missing_errors_doc, clippy::must_use_candidate)]
