@@ -61,7 +61,12 @@ impl Log {
 
     /// Waits until there is such a line.
     pub fn wait_for(&self, source: &str, needle: &str, at_most: Duration) -> Option<Line> {
-        let matches = |l: &&Line| l.source == source && l.text.contains(needle);
+        self.wait_for_line(|l| l.source == source && l.text.contains(needle), at_most)
+    }
+
+    /// Waits until there is a line that is the one wanted.
+    pub(crate) fn wait_for_line(&self, wanted: impl Fn(&Line) -> bool, at_most: Duration) -> Option<Line> {
+        let matches = |l: &&Line| wanted(l);
         let lines = self.lines.lock().unwrap();
         let missing = |lines: &mut Vec<Line>| !lines.iter().any(|l| matches(&l));
         let (lines, _) = self.grown.wait_timeout_while(lines, at_most, missing).unwrap();

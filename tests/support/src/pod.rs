@@ -1,7 +1,7 @@
 //! The Pod: its two networks and its two containers.
 
 use crate::container::{Process, Spec, programs, repository};
-use crate::log::Log;
+use crate::log::{Line, Log};
 use crate::netns::{self, Netns};
 use crate::throttle::Throttle;
 use crate::{POD_V4, http};
@@ -174,7 +174,9 @@ impl Pod {
             thread::sleep(Duration::from_millis(20));
         }
         if self.application.is_some() {
-            let ready = self.log.wait_for("application", "ready", READY);
+            // Nothing more on that line: a wrapper may say that the proxy is ready.
+            let says_ready = |line: &Line| line.source == "application" && line.text == "ready";
+            let ready = self.log.wait_for_line(says_ready, READY);
             ensure!(ready.is_some(), "the application is not ready after {READY:?}:\n{}", self.log.text());
         }
         Ok(())
