@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{Backlog, listen, setsockopt, sockopt};
 use nix::unistd::Pid;
 
 /// Only a failure takes so long.
@@ -276,8 +276,9 @@ fn poststart_waits_for_a_server_that_comes_later() {
     let child = Outlast::new(&["poststart", "--ready-url", &url]).start();
     // Nothing shows a refused connection; what matters is that it does not end.
     thread::sleep(Duration::from_millis(300));
-    drop(fd);
-    let server = Server::start(TcpListener::bind(address.to_string()).unwrap(), |call| {
+    // On the same socket: another test could take the port.
+    listen(&fd, Backlog::new(16).unwrap()).unwrap();
+    let server = Server::start(TcpListener::from(fd), |call| {
         call.status("200 OK");
         true
     });
@@ -427,16 +428,23 @@ fn a_server_on_the_v6_loopback_alone_is_found_by_every_name() {
 
 #[test]
 fn of_both_loopbacks_the_one_that_answered_is_kept() {
-    let v6 = Server::start(TcpListener::bind("[::1]:0").unwrap(), |call| {
+    // One port of both, which no other test can take.
+    let (port, fd, listener) = loop {
+        let (address, fd) = refusing();
+        if let Ok(listener) = TcpListener::bind(("::1", address.port())) {
+            break (address.port(), fd, listener);
+        }
+    };
+    let v6 = Server::start(listener, |call| {
         call.status("503 Service Unavailable");
         true
     });
-    let port = v6.address.port();
     let url = format!("http://127.0.0.1:{port}/path");
     let child = Outlast::new(&["poststart", "--ready-url", &url, "--ready-timeout=2s"]).start();
     v6.await_requests(1);
     // An attacker who comes later to the other address would call the proxy ready.
-    let v4 = Server::start(TcpListener::bind(("127.0.0.1", port)).unwrap(), |call| {
+    listen(&fd, Backlog::new(16).unwrap()).unwrap();
+    let v4 = Server::start(TcpListener::from(fd), |call| {
         call.status("200 OK");
         true
     });
