@@ -230,13 +230,16 @@ impl Kernel for System {
     fn processes(&mut self) -> io::Result<Vec<Visible>> {
         let mut visible = Vec::new();
         for process in all_processes().map_err(to_io)? {
-            match process.and_then(|process| process.stat()) {
-                Ok(stat) if matches!(stat.state, 'Z' | 'X' | 'x') => {}
-                Ok(stat) => visible.push(Visible { pid: stat.pid, parent: stat.ppid, name: stat.comm }),
+            match process
+                .and_then(|process| process.open_relative("stat"))
+                .map_err(to_io)
+                .and_then(|stat| read_stat(&stat))
+            {
+                Ok(Stat { alive: true, visible: process }) => visible.push(process),
+                Ok(_) => {}
                 // It ended while we were reading, or hidepid=1 shows no more than its number.
-                Err(ProcError::NotFound(_) | ProcError::PermissionDenied(_)) => {}
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(to_io(error)),
+                Err(error) if gone(&error) || error.kind() == ErrorKind::PermissionDenied => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(visible)
@@ -248,16 +251,8 @@ impl Kernel for System {
             self.lives.extend(file.map(|file| (process.pid, file)));
             self.lives.len().saturating_sub(1)
         });
-        let mut stat = [0; 128];
         let Some((_, file)) = self.lives.get(at).filter(|(pid, _)| *pid == process.pid) else { return false };
-        let read = file.read_at(&mut stat, 0);
-        let stat = stat.get(..read.unwrap_or(0)).unwrap_or_default();
-        // `7 (envoy) S 1 …`: the name may hold anything, and the last parenthesis ends it (proc_pid_stat(5)).
-        let name = stat.iter().position(|byte| *byte == b'(').and_then(|at| stat.get(at.saturating_add(1)..));
-        let rest = name.and_then(|name| name.strip_prefix(process.name.as_bytes()));
-        let lives = rest
-            .and_then(|rest| rest.strip_prefix(b") "))
-            .is_some_and(|rest| !matches!(rest.first(), Some(b'Z' | b'X' | b'x')));
+        let lives = read_stat(file).is_ok_and(|stat| stat.alive && stat.visible.name == process.name);
         if !lives {
             // The number may become another's.
             self.lives.swap_remove(at);
@@ -294,6 +289,36 @@ impl Kernel for System {
     }
 }
 
+/// What /proc/PID/stat begins with.
+struct Stat {
+    /// It is no zombie.
+    alive: bool,
+    visible: Visible,
+}
+
+fn read_stat(file: &File) -> io::Result<Stat> {
+    let mut stat = [0; 128];
+    let read = file.read_at(&mut stat, 0)?;
+    let stat = stat.get(..read).unwrap_or_default();
+    let odd = || {
+        io::Error::new(ErrorKind::InvalidData, format!("/proc/PID/stat: {:?}", String::from_utf8_lossy(stat)))
+    };
+    parse_stat(stat).ok_or_else(odd)
+}
+
+/// `7 (envoy) S 1 ...`: the name may hold anything, and the last parenthesis ends it (`proc_pid_stat(5)`). procfs' own
+/// parser takes the file for the kernel's, and panics where it is not.
+fn parse_stat(stat: &[u8]) -> Option<Stat> {
+    let open = stat.iter().position(|byte| *byte == b'(')?;
+    let close = stat.iter().rposition(|byte| *byte == b')')?;
+    let number = |text: &str| text.trim().parse().ok();
+    let pid = number(std::str::from_utf8(stat.get(..open)?).ok()?)?;
+    let name = String::from_utf8_lossy(stat.get(open.checked_add(1)?..close)?).into_owned();
+    let mut rest = std::str::from_utf8(stat.get(close.checked_add(1)?..)?).ok()?.split_ascii_whitespace();
+    let alive = !matches!(rest.next()?, "Z" | "X" | "x");
+    Some(Stat { alive, visible: Visible { pid, parent: number(rest.next()?)?, name } })
+}
+
 /// The inode that an entry of an fd table links to, if it is `socket:[INODE]`.
 fn socket_at(table: &File, name: &OsStr) -> io::Result<Option<u64>> {
     // More than enough for such a link; another may be cut.
@@ -314,10 +339,6 @@ fn at(place: &str, error: &io::Error) -> io::Error {
 /// A process that ended while it was being read.
 fn gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
-}
-
-fn is_gone(error: &ProcError) -> bool {
-    matches!(error, ProcError::Io(error, _) if gone(error))
 }
 
 fn to_io(error: ProcError) -> io::Error {
@@ -341,4 +362,23 @@ pub fn command_line(pid: i32) -> io::Result<Vec<OsString>> {
     let line = fs::read(format!("/proc/{pid}/cmdline"))?;
     let line = line.strip_suffix(b"\0").unwrap_or(&line);
     Ok(line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        let stat = |text: &[u8]| {
+            parse_stat(text)
+                .map(|stat| (stat.visible.pid, stat.visible.name, stat.alive, stat.visible.parent))
+        };
+        assert_eq!(stat(b"7 (envoy) S 1 7 7 0"), Some((7, "envoy".into(), true, 1)));
+        assert_eq!(stat(b"7 (a) R (b) Z 0) Z 1 7"), Some((7, "a) R (b) Z 0".into(), false, 1)));
+        assert_eq!(stat(b"7 (\xff)\xfe) S 1"), Some((7, "\u{fffd})\u{fffd}".into(), true, 1)));
+        for odd in [&b""[..], b"7", b"7 )(", b"7 (x)", b"7 (x) S", b"x (x) S 1", b"7 (x) S y", b"(x)\xff"] {
+            assert_eq!(stat(odd), None);
+        }
+    }
 }
