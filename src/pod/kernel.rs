@@ -230,13 +230,15 @@ impl Kernel for System {
     fn processes(&mut self) -> io::Result<Vec<Visible>> {
         let mut visible = Vec::new();
         for process in all_processes().map_err(to_io)? {
-            match process
-                .and_then(|process| process.open_relative("stat"))
-                .map_err(to_io)
-                .and_then(|stat| read_stat(&stat))
-            {
-                Ok(Stat { alive: true, visible: process }) => visible.push(process),
-                Ok(_) => {}
+            let stat = process.and_then(|process| process.open_relative("stat")).map_err(to_io);
+            let process = stat.and_then(|stat| {
+                read_stat(&stat, |stat| {
+                    let name = String::from_utf8_lossy(stat.name).into_owned();
+                    stat.alive.then_some(Visible { pid: stat.pid, parent: stat.parent, name })
+                })
+            });
+            match process {
+                Ok(process) => visible.extend(process),
                 // It ended while we were reading, or hidepid=1 shows no more than its number.
                 Err(error) if gone(&error) || error.kind() == ErrorKind::PermissionDenied => {}
                 Err(error) => return Err(error),
@@ -252,7 +254,8 @@ impl Kernel for System {
             self.lives.len().saturating_sub(1)
         });
         let Some((_, file)) = self.lives.get(at).filter(|(pid, _)| *pid == process.pid) else { return false };
-        let lives = read_stat(file).is_ok_and(|stat| stat.alive && stat.visible.name == process.name);
+        let lives =
+            read_stat(file, |stat| stat.alive && stat.name == process.name.as_bytes()).unwrap_or(false);
         if !lives {
             // The number may become another's.
             self.lives.swap_remove(at);
@@ -290,33 +293,33 @@ impl Kernel for System {
 }
 
 /// What /proc/PID/stat begins with.
-struct Stat {
+struct Stat<'a> {
+    pid: i32,
+    name: &'a [u8],
     /// It is no zombie.
     alive: bool,
-    visible: Visible,
+    parent: i32,
 }
 
-fn read_stat(file: &File) -> io::Result<Stat> {
+fn read_stat<T>(file: &File, see: impl Fn(Stat) -> T) -> io::Result<T> {
     let mut stat = [0; 128];
     let read = file.read_at(&mut stat, 0)?;
     let stat = stat.get(..read).unwrap_or_default();
-    let odd = || {
+    parse_stat(stat).map(see).ok_or_else(|| {
         io::Error::new(ErrorKind::InvalidData, format!("/proc/PID/stat: {:?}", String::from_utf8_lossy(stat)))
-    };
-    parse_stat(stat).ok_or_else(odd)
+    })
 }
 
 /// `7 (envoy) S 1 ...`: the name may hold anything, and the last parenthesis ends it (`proc_pid_stat(5)`). procfs' own
-/// parser takes the file for the kernel's, and panics where it is not.
-fn parse_stat(stat: &[u8]) -> Option<Stat> {
+/// parser takes every file for the kernel's, and panics where it is not.
+fn parse_stat(stat: &[u8]) -> Option<Stat<'_>> {
     let open = stat.iter().position(|byte| *byte == b'(')?;
     let close = stat.iter().rposition(|byte| *byte == b')')?;
-    let number = |text: &str| text.trim().parse().ok();
-    let pid = number(std::str::from_utf8(stat.get(..open)?).ok()?)?;
-    let name = String::from_utf8_lossy(stat.get(open.checked_add(1)?..close)?).into_owned();
+    let pid = std::str::from_utf8(stat.get(..open)?).ok()?.trim().parse().ok()?;
+    let name = stat.get(open.checked_add(1)?..close)?;
     let mut rest = std::str::from_utf8(stat.get(close.checked_add(1)?..)?).ok()?.split_ascii_whitespace();
     let alive = !matches!(rest.next()?, "Z" | "X" | "x");
-    Some(Stat { alive, visible: Visible { pid, parent: number(rest.next()?)?, name } })
+    Some(Stat { pid, name, alive, parent: rest.next()?.parse().ok()? })
 }
 
 /// The inode that an entry of an fd table links to, if it is `socket:[INODE]`.
@@ -370,13 +373,10 @@ mod tests {
 
     #[test]
     fn a_name_may_hold_anything() {
-        let stat = |text: &[u8]| {
-            parse_stat(text)
-                .map(|stat| (stat.visible.pid, stat.visible.name, stat.alive, stat.visible.parent))
-        };
-        assert_eq!(stat(b"7 (envoy) S 1 7 7 0"), Some((7, "envoy".into(), true, 1)));
-        assert_eq!(stat(b"7 (a) R (b) Z 0) Z 1 7"), Some((7, "a) R (b) Z 0".into(), false, 1)));
-        assert_eq!(stat(b"7 (\xff)\xfe) S 1"), Some((7, "\u{fffd})\u{fffd}".into(), true, 1)));
+        let stat = |text| parse_stat(text).map(|stat| (stat.pid, stat.name, stat.alive, stat.parent));
+        assert_eq!(stat(b"7 (envoy) S 1 7 7 0"), Some((7, &b"envoy"[..], true, 1)));
+        assert_eq!(stat(b"7 (a) R (b) Z 0) Z 1 7"), Some((7, &b"a) R (b) Z 0"[..], false, 1)));
+        assert_eq!(stat(b"7 (\xff)\xfe) S 1"), Some((7, &b"\xff)\xfe"[..], true, 1)));
         for odd in [&b""[..], b"7", b"7 )(", b"7 (x)", b"7 (x) S", b"x (x) S 1", b"7 (x) S y", b"(x)\xff"] {
             assert_eq!(stat(odd), None);
         }
