@@ -188,9 +188,9 @@ impl<'a> Watch<'a> {
             return None;
         }
         let cost_before = cpu_time();
-        // The holders that are left at the timeout are named: all of them are looked at once more.
-        let view =
-            if begin < self.timeout { self.observer.look(begin) } else { self.observer.look_at_all(begin) };
+        // The heartbeat counts the holders, and those left at the timeout are named: as they are now.
+        let for_the_log = begin >= self.timeout || begin.saturating_sub(self.beat) >= HEARTBEAT;
+        let view = if for_the_log { self.observer.look_at_all(begin) } else { self.observer.look(begin) };
         let (sight, proxy) = (view.sight(), view.proxy());
         let cost = cpu_time().saturating_sub(cost_before);
         let end = self.start.elapsed();

@@ -22,8 +22,10 @@ const GLANCE_MOST: usize = 8;
 /// Of the sockets that hold, this many are asked for again.
 const WITNESSES: usize = 8;
 
-/// While a holder that is known is still there nothing else decides, and all is looked at for the log alone: so often.
-const ALL_EVERY: Duration = Duration::from_secs(2);
+/// While a holder that is known is still there nothing else decides, and the rest is looked at for the log alone: the
+/// listeners so often, and all where connections are looked at too.
+const LISTENERS_EVERY: Duration = Duration::from_secs(2);
+const ALL_EVERY: Duration = Duration::from_secs(10);
 
 /// As what a socket holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,10 +245,11 @@ impl<K: Kernel> Observer<K> {
 
     /// Looks. `now` is the time since the hold's start.
     ///
-    /// While a holder is known to be still there, nothing else decides, and the view is that of at most two seconds ago.
+    /// While a holder is known to be still there, nothing else decides, and the view is that of a few seconds ago.
     /// While a listener holds, connections are not read at all: it is they that are many.
     pub fn look(&mut self, now: Duration) -> &View {
-        let recent = now.saturating_sub(self.witnessed) < ALL_EVERY;
+        let every = if self.view.complete { ALL_EVERY } else { LISTENERS_EVERY };
+        let recent = now.saturating_sub(self.witnessed) < every;
         if recent
             && self.proxies_live()
             && let Some(witness) = self.witness()
@@ -380,12 +383,12 @@ impl<K: Kernel> Observer<K> {
     }
 
     /// Reads the rows and judges them. What no one holds at the first sight of it is no holder before it was
-    /// looked up once more: at once where nothing else holds, else by the next look.
+    /// looked up once more: at once where nothing else holds or nothing has been told yet, else by the next look.
     fn judge(&mut self, sockets: &mut Vec<Judged>, now: Duration) -> io::Result<()> {
         let read = self.read(sockets);
         let fresh = self.learn(sockets)?;
         self.give_verdicts(sockets, now);
-        if fresh && !sockets.iter().any(|socket| socket.holds.is_some()) {
+        if fresh && (self.look == 1 || !sockets.iter().any(|socket| socket.holds.is_some())) {
             self.read(sockets)?;
             self.learn(sockets)?;
             self.give_verdicts(sockets, now);
@@ -759,13 +762,13 @@ mod tests {
         observer.kernel.scenes[0].rows.drain(..many.len() - 1);
         assert_eq!(observer.look(S * 2).sight(), Sight::Held);
         assert_eq!((observer.kernel.rows_read, observer.holder()), (before, many.last().copied()));
-        observer.look(S * 3);
-        assert_eq!(observer.kernel.rows_read - before, 1, "every two seconds all is looked at");
+        observer.look(S * 11);
+        assert_eq!(observer.kernel.rows_read - before, 1, "every ten seconds all is looked at");
         assert_eq!(observer.view().holders().count(), 1);
         observer.kernel.scenes[0].rows[0].inode = 2_000;
-        assert_eq!(observer.look(S * 3).sight(), Sight::Held, "another one, that all rows show");
+        assert_eq!(observer.look(S * 11).sight(), Sight::Held, "another one, that all rows show");
         observer.kernel.scenes[0].rows.clear();
-        assert_eq!((observer.look(S * 3).sight(), observer.holder()), (Sight::Clear, None));
+        assert_eq!((observer.look(S * 11).sight(), observer.holder()), (Sight::Clear, None));
     }
 
     #[test]
