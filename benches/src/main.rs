@@ -41,6 +41,7 @@ fn main() -> Result<()> {
         ["release", outlast, source, holder, runs] => {
             release::outlast(outlast.as_ref(), source, holder, runs.parse()?)
         }
+        ["release", "sleep", runs] => release::sleeps(runs.parse()?),
         ["stamp", how] => {
             pod::stamp(how == "exit");
             Ok(())
@@ -98,8 +99,14 @@ fn say(what: &str) {
 /// What a process of this program in a Pod of its own prints: a name and samples a line.
 fn inside(words: &[&str]) -> Result<Vec<(String, Samples)>> {
     let mut command = pod::in_namespaces(&env::current_exe()?, words);
-    let output = command.stderr(Stdio::inherit()).output()?;
-    ensure!(output.status.success(), "{words:?}: {}", output.status);
+    // Holds write their log there too.
+    let output = command.stderr(Stdio::piped()).output()?;
+    ensure!(
+        output.status.success(),
+        "{words:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout)?;
     let split = |line: &str| {
         let (name, samples) = line.split_once(' ').with_context(|| line.to_owned())?;
@@ -146,6 +153,7 @@ fn releases(outlast: &Path) -> Result<Vec<Release>> {
         lane("outlast, diag, a connection", ours("diag", "connection")),
         lane("outlast, proc, a listener", ours("proc", "listener")),
         lane("outlast, proc, a connection", ours("proc", "connection")),
+        lane("a bare sleep of 200 ms", ["release", "sleep", "200"].map(str::to_owned).to_vec()),
         lane("netstat loop, a listener", ["release", "netstat", "200"].map(str::to_owned).to_vec()),
     ];
     lanes.into_iter().map(|lane| lane.join().map_err(|_| anyhow::anyhow!("a lane failed"))?).collect()

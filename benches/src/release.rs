@@ -62,6 +62,18 @@ pub(crate) fn outlast(program: &Path, source: &str, holder: &str, runs: u32) -> 
     Ok(())
 }
 
+/// Prints how long a sleep of the settle time takes: what the machine adds to every wait.
+pub(crate) fn sleeps(runs: u32) -> Result<()> {
+    let mut samples = Samples::default();
+    for _ in 0..runs {
+        let began = now();
+        sleep(Duration::from_millis(200));
+        samples.push((now() - began).as_secs_f64());
+    }
+    println!("times {}", samples.to_text());
+    Ok(())
+}
+
 /// The same for the loop, of which some run beside each other, begun at different times.
 pub(crate) fn netstat(script: &str, runs: u32) -> Result<()> {
     const BESIDE: u32 = 4;

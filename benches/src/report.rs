@@ -217,7 +217,7 @@ pub(crate) fn write(measured: &Measured) -> Result<String> {
         text.push('\n');
     }
     text += "\n## From the last holder's end to the forwarded signal\n\n`outlast run` with its defaults, whose settle time of \
-             200 ms is part of each figure; for the loop, to its end. 200 runs\neach, at all phases of the poll.\n\n\
+             200 ms is part of each figure; for the loop, to its end. 200 runs\neach, at all phases of the poll. The bare sleep shows what the machine adds to any wait.\n\n\
              | | median | 99th percentile | longest |\n|---|---|---|---|\n";
     for Release { name, samples } in &measured.release {
         let figures = [samples.median(), samples.quantile(0.99), samples.quantile(1.0)].map(time);
