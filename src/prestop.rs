@@ -99,8 +99,9 @@ impl Pod {
     }
 }
 
-/// By the kernel's name of the process, for its file may not be readable, and the word that chose the command.
-fn is_outlast_run(process: &Visible) -> bool {
+/// Whether it is an `outlast run`: by the kernel's name of the process, for its file may not be readable, and the word that chose the command.
+#[must_use]
+pub fn is_outlast_run(process: &Visible) -> bool {
     process.name == "outlast"
         && command_line(process.pid).is_ok_and(|words| words.get(1).is_some_and(|word| word == "run"))
 }

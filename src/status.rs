@@ -12,11 +12,13 @@ use crate::hold::{Proxy, Sight};
 use crate::log::Json;
 use crate::pod::kernel::{Kernel, Source, System, Visible};
 use crate::pod::snapshot::{Judged, Observer, View};
+use crate::prestop::is_outlast_run;
 
 /// Prints what a look sees.
 pub fn status(settings: &Settings) -> Exit {
     let mut observer =
-        Observer::new(System::open(settings.source), settings.rules.clone(), None).with_everything();
+        Observer::new(System::open(settings.source), settings.rules.clone(), wrapped_command())
+            .with_everything();
     let view = observer.look(Duration::ZERO);
     let report = Report {
         view,
@@ -64,6 +66,14 @@ impl Verdict {
             Verdict::ProxyGone => "proxy-gone",
         }
     }
+}
+
+/// COMMAND of the `outlast run` in this container, which is the proxy whatever its name. Orphans are children of run as
+/// well; COMMAND was its first.
+fn wrapped_command() -> Option<i32> {
+    let processes = System::open(Source::Proc).processes().ok()?;
+    let run = processes.iter().find(|process| is_outlast_run(process))?;
+    processes.iter().filter(|process| process.parent == run.pid).map(|process| process.pid).min()
 }
 
 /// Which visible process has which socket. One that may not be read shows none.

@@ -380,3 +380,29 @@ fn without_a_proxy_a_hold_would_end_at_once() {
     let json = output(&space, &[outlast.to_str().unwrap(), "status", "--json"]).1;
     assert_eq!(validated(&json)["verdict"], "proxy-gone");
 }
+
+#[test]
+fn every_socket_that_would_hold_is_shown_as_one_beside_undelivered_bytes() {
+    let programs = Programs::default();
+    let envoy = programs.copy(program("sockets"), "envoy");
+    let space = Space::start(&[&envoy]);
+    let of = |shape| Spec { shape, family: Family::V4 };
+    let _made =
+        space.inside(|| [Shape::Listener, Shape::OrphanFinWait1].map(|shape| make(of(shape)).unwrap()));
+    let outlast = outlast();
+    let json = output(&space, &[outlast.to_str().unwrap(), "status", "--json"]).1;
+    let document = validated(&json);
+    assert_eq!((&document["listeners"], &document["undelivered"]), (&2.into(), &1.into()), "{document:#}");
+}
+
+#[test]
+fn the_command_of_outlast_run_is_the_proxy_whatever_its_name() {
+    let (programs, outlast) = (Programs::default(), outlast());
+    let server = programs.copy(program("sockets"), "server");
+    let outlast = outlast.to_str().unwrap();
+    let space = Space::start(&[outlast, "run", "--", &server, "--listen=0.0.0.0:4143"]);
+    await_that("the listener", || output(&space, &[outlast, "status"]).1.contains(":4143"));
+    let (status, text) = output(&space, &[outlast, "status", "--check"]);
+    assert_eq!(status, 0, "{text}");
+    assert!(text.contains("/server  proxy ") && text.contains("clear"), "{text}");
+}
