@@ -349,10 +349,17 @@ impl Running {
 
     /// It sleeps, and has no signal left to take.
     pub fn is_idle(&self) -> bool {
-        let all = status(self.pid);
-        // What glibc keeps for itself stays pending for ever.
-        let pending = mask(&all, "ShdPnd") & !(0b11 << 31);
-        field(&all, "State").is_some_and(|state| state.starts_with('S')) && pending == 0
+        let sleeps = || {
+            let all = status(self.pid);
+            // What glibc keeps for itself stays pending for ever.
+            let pending = mask(&all, "ShdPnd") & !(0b11 << 31);
+            let asleep = field(&all, "State").is_some_and(|state| state.starts_with('S'));
+            (asleep && pending == 0).then(|| number(&all, "voluntary_ctxt_switches"))
+        };
+        // The file is no picture of one moment: it may have slept at its first line and taken the signal by a later
+        // one. Twice the same number says that it has not run in between.
+        let first = sleeps();
+        first.is_some() && first == sleeps()
     }
 }
 
