@@ -65,13 +65,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// The tests see each other's processes.
+fn proxy_name() -> String {
+    format!("proxy-{}", std::process::id())
+}
+
 /// A process of the name of the proxy's that lives as long as this.
 struct Sleeper(std::process::Child);
 
 impl Sleeper {
     fn start() -> (Sleeper, tempfile::TempDir) {
         let directory = tempfile::tempdir().unwrap();
-        let program = directory.path().join("alloc-proxy");
+        let program = directory.path().join(proxy_name());
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
         (Sleeper(Command::new(program).arg("1000").spawn().unwrap()), directory)
     }
@@ -120,7 +125,7 @@ fn allocations(source: Source, listens: bool, connections: usize) -> usize {
     let (_proxy, _directory) = Sleeper::start();
     let rules = Rules {
         hold: Kinds { listeners: true, connections: true, undelivered: true },
-        proxy: vec!["alloc-proxy".into()],
+        proxy: vec![proxy_name()],
         ignore_ports: Vec::new(),
         ignore_uids: Vec::new(),
     };

@@ -25,6 +25,9 @@ use std::time::Duration;
 use std::{env, thread};
 
 use nix::libc;
+use outlast::pod::State::{
+    CloseWait, Closing, Established, FinWait1, FinWait2, LastAck, Listen, SynRecv, SynSent, TimeWait,
+};
 use outlast::pod::kernel::{Kernel, Scope, Source, System};
 use outlast::pod::{Row, State};
 use proptest::prelude::*;
@@ -85,7 +88,7 @@ enum End {
     },
     /// And the other has said its own end.
     Closing,
-    /// One is in FIN_WAIT2, the other in CLOSE_WAIT.
+    /// One is in `FIN_WAIT2`, the other in `CLOSE_WAIT`.
     HalfClosed {
         orphan: bool,
         bytes: u16,
@@ -315,7 +318,9 @@ fn both_sources_show_the_same_rows_whatever_the_sockets() {
     let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&recipes(), |recipes| {
         let mut kept = Kept::new();
-        recipes.iter().for_each(|recipe| recipe.make(&mut kept));
+        for recipe in &recipes {
+            recipe.make(&mut kept);
+        }
         let (mut diag, mut proc) = (system(Source::Diag), system(Source::Proc));
         for scope in [Scope::Listeners, Scope::ThatMatter, Scope::All] {
             let shown = shown_by_both(&mut diag, &mut proc, scope);
@@ -330,7 +335,6 @@ fn both_sources_show_the_same_rows_whatever_the_sockets() {
     if let Err(error) = result {
         panic!("{error}");
     }
-    use State::*;
     let all =
         [Established, SynSent, SynRecv, FinWait1, FinWait2, TimeWait, CloseWait, LastAck, Listen, Closing];
     let seen = seen.into_inner();

@@ -41,7 +41,10 @@ fn main() -> Result<()> {
         ["release", outlast, source, holder, runs] => {
             release::outlast(outlast.as_ref(), source, holder, runs.parse()?)
         }
-        ["release", "sleep", runs] => release::sleeps(runs.parse()?),
+        ["release", "sleep", runs] => {
+            release::sleeps(runs.parse()?);
+            Ok(())
+        }
         ["stamp", how] => {
             pod::stamp(how == "exit");
             Ok(())

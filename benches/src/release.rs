@@ -63,7 +63,7 @@ pub(crate) fn outlast(program: &Path, source: &str, holder: &str, runs: u32) -> 
 }
 
 /// Prints how long a sleep of the settle time takes: what the machine adds to every wait.
-pub(crate) fn sleeps(runs: u32) -> Result<()> {
+pub(crate) fn sleeps(runs: u32) {
     let mut samples = Samples::default();
     for _ in 0..runs {
         let began = now();
@@ -71,7 +71,6 @@ pub(crate) fn sleeps(runs: u32) -> Result<()> {
         samples.push((now() - began).as_secs_f64());
     }
     println!("times {}", samples.to_text());
-    Ok(())
 }
 
 /// The same for the loop, of which some run beside each other, begun at different times.

@@ -22,8 +22,8 @@ const GLANCE_MOST: usize = 8;
 /// Of the sockets that hold, this many are asked for again.
 const WITNESSES: usize = 8;
 
-/// While a holder that is known is still there nothing else decides, and the rest is looked at for the log alone: the
-/// listeners so often, and all where connections are looked at too.
+/// While a holder that is known is still there nothing else decides, and the rest is looked at for the log alone: so often
+/// while a listener holds, and so often where only connections do, which may be many.
 const LISTENERS_EVERY: Duration = Duration::from_secs(2);
 const ALL_EVERY: Duration = Duration::from_secs(10);
 
@@ -181,9 +181,9 @@ pub struct Observer<K> {
     /// Proxy processes whose fd table cannot be read, with their effective uid.
     unreadable: Vec<(Visible, u32)>,
     view: View,
-    /// Some of the application's sockets that held when all was looked at, and when that was.
+    /// Some of the application's sockets that held when all was looked at, and until when they are enough.
     witnesses: Vec<Row>,
-    witnessed: Duration,
+    enough_until: Duration,
     /// One that held in the last look.
     holder: Option<Row>,
     /// Counts the looks.
@@ -209,7 +209,7 @@ impl<K: Kernel> Observer<K> {
             unreadable: Vec::new(),
             view: View::default(),
             witnesses: Vec::new(),
-            witnessed: Duration::ZERO,
+            enough_until: Duration::ZERO,
             holder: None,
             look: 0,
             listed: false,
@@ -248,9 +248,7 @@ impl<K: Kernel> Observer<K> {
     /// While a holder is known to be still there, nothing else decides, and the view is that of a few seconds ago.
     /// While a listener holds, connections are not read at all: it is they that are many.
     pub fn look(&mut self, now: Duration) -> &View {
-        let every = if self.view.complete { ALL_EVERY } else { LISTENERS_EVERY };
-        let recent = now.saturating_sub(self.witnessed) < every;
-        if recent
+        if now < self.enough_until
             && self.proxies_live()
             && let Some(witness) = self.witness()
         {
@@ -309,7 +307,8 @@ impl<K: Kernel> Observer<K> {
     /// The first in the tables, which is found at once there, and the oldest, which are the last to go: those with the
     /// lowest inodes.
     fn choose_witnesses(&mut self, now: Duration) {
-        self.witnessed = now;
+        let listener_held = self.view.holders().any(|(_, holds)| holds == Holds::Listener);
+        self.enough_until = now.saturating_add(if listener_held { LISTENERS_EVERY } else { ALL_EVERY });
         self.witnesses.clear();
         let known = self.view.trouble.is_none();
         let holding = self.view.holders().filter(|(_, holds)| known && *holds != Holds::Undelivered);
@@ -563,7 +562,10 @@ mod tests {
                 self.scenes.pop_front();
             }
             let rows = scene.rows.into_iter().filter(|row| scope != Scope::Listeners || row.listens());
-            rows.inspect(|_| self.rows_read += 1).for_each(each);
+            for row in rows {
+                self.rows_read += 1;
+                each(row);
+            }
             if scene.broken { Err(io::Error::other("row 17 is odd")) } else { Ok(()) }
         }
 
@@ -738,7 +740,7 @@ mod tests {
             observer.kernel.scenes[0].rows = ended;
             assert_eq!(observer.glance(), Some(true));
         }
-        let many: Vec<Row> = (1..10).map(|inode| connection(8000 + inode as u16, 1000, inode)).collect();
+        let many: Vec<Row> = (1..10).map(|inode: u16| connection(8000 + inode, 1000, inode.into())).collect();
         observer.kernel.scenes[0].rows = many;
         observer.look(S * 2);
         assert_eq!(observer.glance(), Some(false));
