@@ -186,6 +186,9 @@ pub struct Observer<K> {
     enough_until: Duration,
     /// One that held in the last look.
     holder: Option<Row>,
+    /// How many held when all was looked at, which the last look may have done.
+    holders: usize,
+    saw_all: bool,
     /// Counts the looks.
     look: u64,
     /// The process list was read in this look.
@@ -211,6 +214,8 @@ impl<K: Kernel> Observer<K> {
             witnesses: Vec::new(),
             enough_until: Duration::ZERO,
             holder: None,
+            holders: 0,
+            saw_all: false,
             look: 0,
             listed: false,
             learnt: false,
@@ -237,6 +242,22 @@ impl<K: Kernel> Observer<K> {
         self.holder
     }
 
+    /// Whether anything holds, as the view says, without going through all of it.
+    #[must_use]
+    pub fn sight(&self) -> Sight {
+        match (&self.view.trouble, self.holder) {
+            (Some(_), _) => Sight::Unknown,
+            (None, Some(_)) => Sight::Held,
+            (None, None) => Sight::Clear,
+        }
+    }
+
+    /// Whether the last look saw all, or one that still holds was enough for it.
+    #[must_use]
+    pub fn saw_all(&self) -> bool {
+        self.saw_all
+    }
+
     /// What the last look saw.
     #[must_use]
     pub fn view(&self) -> &View {
@@ -253,6 +274,7 @@ impl<K: Kernel> Observer<K> {
             && let Some(witness) = self.witness()
         {
             self.holder = Some(witness);
+            self.saw_all = false;
             // What was not looked at may have changed: its time starts again.
             self.owed.clear();
             return &self.view;
@@ -323,6 +345,8 @@ impl<K: Kernel> Observer<K> {
             }
         }
         self.holder = self.view.holders().next().map(|(socket, _)| socket.row);
+        self.holders = self.view.holders().count();
+        self.saw_all = true;
     }
 
     /// Whether one of the few connections that still hold has changed since the last look, or of many all that were
@@ -331,7 +355,7 @@ impl<K: Kernel> Observer<K> {
         if !self.view.complete || self.view.trouble.is_some() {
             return None;
         }
-        if self.view.holders().count() > GLANCE_MOST && !self.witnesses.is_empty() {
+        if self.holders > GLANCE_MOST && !self.witnesses.is_empty() {
             for witness in &self.witnesses {
                 let now = self.kernel.find(witness)?.ok()?;
                 if now.is_some_and(|now| witness.is_socket_of(&now)) {
@@ -853,7 +877,9 @@ mod tests {
                 observer.kernel.scenes[0] = scene(&rows, &envoy);
                 let view = observer.look(S * u32::try_from(index).unwrap());
                 prop_assert!(view.holders().all(|(holder, _)| holder.row.inode % 2 == 0));
-                prop_assert_eq!(view.sight() == Sight::Clear, !rows.iter().any(|row| row.inode % 2 == 0));
+                let sight = view.sight();
+                prop_assert_eq!(sight == Sight::Clear, !rows.iter().any(|row| row.inode % 2 == 0));
+                prop_assert_eq!(observer.sight(), sight);
             }
         }
     }
