@@ -133,6 +133,7 @@ fn instructions(source: &str) -> Result<f64> {
         ];
         let output = pod::in_namespaces(Path::new("valgrind"), &words).stdout(Stdio::null()).output()?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "callgrind: {text}");
         let line = text.lines().find_map(|line| line.split_once("Collected : "));
         Ok(line.with_context(|| text.clone())?.1.trim().parse()?)
     };

@@ -48,7 +48,7 @@ pub(crate) fn outlast(program: &Path, source: &str, holder: &str, runs: u32) -> 
         unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
         // The first look is over; then any time between two looks is as likely as another.
         while !log.next().context("no log")??.contains(" owners ") {}
-        sleep(Duration::from_millis(20 + u64::from(run * 7 % 101)));
+        sleep(Duration::from_millis(20 + u64::from(run * 7 % 501)));
         drop(held);
         let ended = now();
         let stopped: u64 = lines.next().context("no stamp")??.parse()?;
