@@ -154,7 +154,17 @@ rows! {
         let mut terminal = Terminal::new();
         let shell = terminal.shell(Launch::plain().not_pid_1());
         terminal.reads("ready> ");
-        terminal.types(&format!("{} &\n", Terminal::line(init, "sleep 1000")));
+        // A shell takes the terminal for its prompt: the init starts after that.
+        let line = Terminal::line(init, "sleep 1000");
+        terminal.types(&format!("{{ kill -STOP $BASHPID; exec {line}; }} &\n"));
+        let mut job = None;
+        until("the job waits", || {
+            job = children(shell.pid).first().copied();
+            job.is_some_and(|job| state(job) == 'T')
+        });
+        terminal.reads("ready> ");
+        until("the shell waits", || shell.is_idle());
+        sys::kill(job.unwrap(), libc::SIGCONT);
         let mut found = None;
         until("COMMAND runs", || {
             found = sleeper(&shell);
