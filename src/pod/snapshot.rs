@@ -171,6 +171,7 @@ struct Owed {
 
 /// Looks at the Pod again and again.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is of one look, or says of which kind the looks are")]
 pub struct Observer<K> {
     kernel: K,
     rules: Rules,
