@@ -194,8 +194,8 @@ pub struct Observer<K> {
     look: u64,
     /// The process list was read in this look.
     listed: bool,
-    /// Sockets that were new were looked up in this look.
-    learnt: bool,
+    /// The last look in which new sockets were looked up.
+    learnt: u64,
     /// Keep also the rows that can never hold.
     everything: bool,
 }
@@ -219,7 +219,7 @@ impl<K: Kernel> Observer<K> {
             saw_all: false,
             look: 0,
             listed: false,
-            learnt: false,
+            learnt: 0,
             everything: false,
         }
     }
@@ -289,7 +289,6 @@ impl<K: Kernel> Observer<K> {
         let listener_held = self.view.holders().any(|(_, holds)| holds == Holds::Listener);
         self.look = self.look.saturating_add(1);
         self.listed = false;
-        self.learnt = false;
         self.view.trouble = None;
         self.view.complete = connections_hold && !listener_held;
         // A list is only made where there is something new. That its processes live is cheap to see.
@@ -307,7 +306,7 @@ impl<K: Kernel> Observer<K> {
         }
         let (look, complete) = (self.look, self.view.complete);
         // It only grows where something is new; else there is no need to go through all connections.
-        if complete || self.learnt {
+        if complete || self.learnt == look {
             self.known.retain(|_, known| known.seen == look || (!complete && known.remote.port() != 0));
         }
         // What was not looked at may have changed: its time starts again.
@@ -456,7 +455,7 @@ impl<K: Kernel> Observer<K> {
         if new.is_empty() {
             return Ok(false);
         }
-        self.learnt = true;
+        self.learnt = look;
         if !self.listed {
             self.list_proxies()?;
             if self.known.is_empty() {
