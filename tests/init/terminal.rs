@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::process::{LONG, Launch, NEVER, Running, children, field, state, status, until, within};
 use crate::sys::{self, libc};
@@ -200,11 +200,15 @@ rows! {
         until("the init is idle", || run.is_idle());
         terminal.types(CTRL_Z);
         terminal.reads("^Z");
-        // Stopped, and the init has seen it: then it stays so, or is over.
-        let mut count = 0;
-        within(NEVER, || {
-            count = if state(child) == 'T' && run.is_idle() { count + 1 } else { 0 };
-            count > 500
+        // The signal has been sent: COMMAND runs, to stop or go on. Stopped for a second, it stays so.
+        let mut since = Instant::now();
+        until("COMMAND sleeps or stays stopped", || match state(child) {
+            'S' => true,
+            'T' => since.elapsed() > Duration::from_secs(1),
+            _ => {
+                since = Instant::now();
+                false
+            }
         });
         if state(child) == 'T' { "stays stopped".into() } else { "goes on".into() }
     }

@@ -31,16 +31,17 @@ fn with_stderr(init: Init, stderr: OwnedFd) -> String {
     }
     run.signal(libc::SIGTERM);
     let Some(end) = run.end_within(NEVER) else {
+        // What waits for a reader uses nothing at all.
         let before = cpu(run.pid);
-        thread::sleep(Duration::from_secs(1));
-        // In hundredths of a second.
-        return if cpu(run.pid) > before + 5 { "loops for ever".into() } else { "is stuck".into() };
+        let loops = within(NEVER, || cpu(run.pid) > before);
+        return if loops { "loops for ever".into() } else { "is stuck".into() };
     };
     let sent = ["ready", "10", "15"];
     let more: Vec<String> = run.rest().into_iter().filter(|line| !sent.contains(&line.as_str())).collect();
     if more.is_empty() { end } else { format!("{end}, and signal {}", more.join(" ")) }
 }
 
+/// In hundredths of a second.
 fn cpu(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
