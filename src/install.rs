@@ -33,6 +33,9 @@ pub fn install(path: &OsStr, log: &Log) -> Exit {
 /// The file is there as a whole or not at all: it is renamed into its place, over a running copy too.
 fn copy_to(target: &Path) -> io::Result<()> {
     let name = target.file_name().ok_or_else(|| io::Error::other("no file name"))?;
+    if fs::metadata(target).is_ok_and(|there| !there.is_file()) {
+        return Err(io::Error::other("it is there already, and no regular file"));
+    }
     let directory = match target.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -9,6 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::cli::Settings;
 use crate::hold::{Hold, Look, Next, Reason, Sight, Terms};
+use crate::init::signals::Name;
 use crate::log::{Field, Log, Seconds};
 use crate::pod::Row;
 use crate::pod::kernel::System;
@@ -227,6 +228,10 @@ impl<'a> Watch<'a> {
         if let (0, Some((row, seen))) = (holders, &last) {
             fields.extend([("last_holder", row as _), ("last_seen", seen as _)]);
         }
+        let signal = if let Reason::Signal(number) = reason { Some(Name(number)) } else { None };
+        if let Some(name) = &signal {
+            fields.push(("signal", name));
+        }
         match reason {
             Reason::Timeout => {
                 self.log.warn("hold released", &fields);
@@ -247,6 +252,14 @@ impl<'a> Watch<'a> {
         }
         for (holder, kind) in view.holders().take(NAMED_HOLDERS) {
             self.log.info(&holder.row.to_string(), &[("left", &kind)]);
+        }
+        let mut stalled = view.sockets.iter().filter(|socket| socket.stalled);
+        if let Some(first) = stalled.next() {
+            let count = stalled.count().saturating_add(1);
+            self.log.warn(
+                "undelivered bytes are given up: they have not moved for 5 s",
+                &[("sockets", &count), ("first", &first.row)],
+            );
         }
     }
 

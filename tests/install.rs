@@ -78,6 +78,10 @@ fn what_cannot_be_is_said_and_leaves_nothing_behind() {
     let said = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert_eq!(missing.status.code(), Some(125), "{said}");
     assert!(said.contains("missing/outlast") && said.contains("No such file"), "{said}");
+    let pipe = directory.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert_eq!(install(&outlast(), &pipe).status.code(), Some(125));
+    assert_eq!(names(directory.path()), ["pipe"]);
     for (options, word) in [("size=64k", "No space"), ("ro", "Read-only"), ("noexec", "noexec")] {
         // The mount is in a namespace that ends with the shell.
         let script = format!(

@@ -31,7 +31,7 @@ impl Refused {
     pub fn tell(&self, command: &[OsString], log: &Log) -> Exit {
         let name = command.first().map(|name| name.display().to_string()).unwrap_or_default();
         let status = u8::from(self.exit);
-        log.error("cannot run COMMAND", &[("command", &name), ("why", &self.why), ("status", &status)]);
+        log.error("cannot run COMMAND", &[("why", &self.why), ("status", &status), ("command", &name)]);
         self.exit
     }
 }

@@ -244,6 +244,12 @@ impl Kernel for System {
                 Err(error) => return Err(error),
             }
         }
+        // An empty directory, or the /proc of another PID namespace, says nothing of who is there.
+        if visible.iter().all(|process| i64::from(process.pid) != i64::from(std::process::id())) {
+            return Err(io::Error::other(
+                "/proc does not show this process: is it mounted, and for this container?",
+            ));
+        }
         Ok(visible)
     }
 

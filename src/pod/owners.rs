@@ -177,11 +177,15 @@ pub fn decide(row: &Row, rules: &Rules, evidence: &Evidence) -> (Owner, Rule) {
 /// request already, and their senders may be gone: a starved Envoy has not even seen them.
 #[must_use]
 pub fn proxy_owes(row: &Row) -> bool {
-    let own_affair = |port| RESERVED_PORTS.contains(&port) && !DATA_PORTS.contains(&port);
-    let asks_itself = is_loopback(row.remote.ip()) && own_affair(row.remote.port());
     let pending =
         row.send_queue > 0 || row.receive_queue > 0 || matches!(row.state, State::SynSent | State::CloseWait);
-    !own_affair(row.local.port()) && !asks_itself && pending
+    pending && !is_own_affair(row)
+}
+
+/// Whether one end is a port of the proxy's own affairs, here or asked from here.
+fn is_own_affair(row: &Row) -> bool {
+    let own = |port| RESERVED_PORTS.contains(&port) && !DATA_PORTS.contains(&port);
+    own(row.local.port()) || (is_loopback(row.remote.ip()) && own(row.remote.port()))
 }
 
 /// Whether a socket that no process holds any more has bytes left to deliver.
@@ -189,6 +193,7 @@ pub fn proxy_owes(row: &Row) -> bool {
 pub fn orphan_owes(row: &Row) -> bool {
     row.inode == 0
         && row.send_queue > 0
+        && !is_own_affair(row)
         && !matches!(row.state, State::Listen | State::TimeWait | State::SynRecv | State::NewSynRecv)
 }
 
@@ -292,5 +297,7 @@ pub(crate) mod tests {
         assert!(orphan_owes(&Row { send_queue: 1, state: State::LastAck, ..base }));
         assert!(!orphan_owes(&Row { send_queue: 1, state: State::TimeWait, ..base }));
         assert!(!orphan_owes(&Row { send_queue: 1, inode: 5, ..base }));
+        let scrape = row("10.0.0.1:15090", "10.0.0.2:4000", State::FinWait1, 0, 0);
+        assert!(!orphan_owes(&Row { send_queue: 1, ..scrape }));
     }
 }

@@ -59,6 +59,8 @@ pub struct Judged {
     pub rule: Rule,
     /// Whether it holds, and as what.
     pub holds: Option<Holds>,
+    /// It has undelivered bytes that have not changed for so long that they hold no longer.
+    pub stalled: bool,
 }
 
 /// What a look saw.
@@ -181,6 +183,8 @@ pub struct Observer<K> {
     owed: HashMap<(SocketAddr, SocketAddr, u64), Owed>,
     /// Proxy processes whose fd table cannot be read, with their effective uid.
     unreadable: Vec<(Visible, u32)>,
+    /// Effective uids of the proxy's processes, if all of them are known.
+    proxy_uids: Option<Vec<u32>>,
     view: View,
     /// Some of the application's sockets that held when all was looked at, and until when they are enough.
     witnesses: Vec<Row>,
@@ -211,6 +215,7 @@ impl<K: Kernel> Observer<K> {
             known: HashMap::new(),
             owed: HashMap::new(),
             unreadable: Vec::new(),
+            proxy_uids: None,
             view: View::default(),
             witnesses: Vec::new(),
             enough_until: Duration::ZERO,
@@ -401,19 +406,22 @@ impl<K: Kernel> Observer<K> {
             // A proxy that has come or gone changes whose its sockets are.
             self.known.clear();
             self.unreadable.clear();
+            let kernel = &mut self.kernel;
+            self.proxy_uids =
+                self.view.proxies.iter().map(|proxy| kernel.effective_uid(proxy.pid).ok()).collect();
         }
         processes.map(drop)
     }
 
-    /// Reads the rows and judges them. What no one holds at the first sight of it is no holder before it was
-    /// looked up once more: at once where nothing else holds or nothing has been told yet, else by the next look.
+    /// Reads the rows and judges them; twice, where something is not believed yet and nothing else holds, or nothing
+    /// has been told yet.
     fn judge(&mut self, sockets: &mut Vec<Judged>, now: Duration) -> io::Result<()> {
         let read = self.read(sockets);
-        let fresh = self.learn(sockets)?;
+        let fresh = self.learn(sockets, false)?;
         self.give_verdicts(sockets, now);
         if fresh && (self.look == 1 || !sockets.iter().any(|socket| socket.holds.is_some())) {
             self.read(sockets)?;
-            self.learn(sockets)?;
+            self.learn(sockets, true)?;
             self.give_verdicts(sockets, now);
         }
         read
@@ -430,13 +438,23 @@ impl<K: Kernel> Observer<K> {
         };
         self.kernel.rows(scope, &mut |row| {
             if everything || row.listens() || row.inode != 0 || orphan_owes(&row) {
-                sockets.push(Judged { row, owner: Owner::Nobody, rule: Rule::NoInode, holds: None });
+                sockets.push(Judged {
+                    row,
+                    owner: Owner::Nobody,
+                    rule: Rule::NoInode,
+                    holds: None,
+                    stalled: false,
+                });
             }
         })
     }
 
-    /// Looks up the inodes that are new; says whether any of them was held by no one at its first sight.
-    fn learn(&mut self, sockets: &[Judged]) -> io::Result<bool> {
+    /// Looks up the inodes that are new; says whether any of them is not believed yet.
+    ///
+    /// A proxy's socket that closes between the reading of rows and of fds looks like an application's. So one that no
+    /// proxy holds is believed when it is seen again; but at once where its uid is no proxy's, and in a second reading:
+    /// an application that makes one short connection after another shows each of them only once.
+    fn learn(&mut self, sockets: &[Judged], second: bool) -> io::Result<bool> {
         let look = self.look;
         let mut new: HashSet<u64> = HashSet::new();
         for Judged { row, .. } in sockets.iter().filter(|socket| socket.row.inode != 0) {
@@ -459,7 +477,7 @@ impl<K: Kernel> Observer<K> {
         if !self.listed {
             self.list_proxies()?;
             if self.known.is_empty() {
-                return self.learn(sockets);
+                return self.learn(sockets, second);
             }
         }
         let evidence = self.gather(&new)?;
@@ -467,7 +485,8 @@ impl<K: Kernel> Observer<K> {
         for Judged { row, .. } in sockets.iter().filter(|socket| new.contains(&socket.row.inode)) {
             let again = self.known.get(&row.inode).is_some_and(|known| known.is_of(row));
             let (owner, rule) = decide(row, &self.rules, &evidence);
-            let believed = rule != Rule::Other || again;
+            let foreign = self.proxy_uids.as_ref().is_some_and(|uids| !uids.contains(&row.uid));
+            let believed = rule != Rule::Other || again || second || foreign;
             fresh |= !believed;
             let (local, remote, seen) = (row.local, row.remote, look);
             self.known.insert(row.inode, Known { local, remote, owner, rule, believed, seen });
@@ -527,8 +546,9 @@ impl<K: Kernel> Observer<K> {
                 Owner::Application => (hold.connections && !only_ports_tell).then_some(Holds::Connection),
                 Owner::Proxy | Owner::Nobody => {
                     let owes = if socket.owner == Owner::Nobody { orphan_owes(row) } else { proxy_owes(row) };
-                    (owes && hold.undelivered && !only_ports_tell && !self.stalled(row, now))
-                        .then_some(Holds::Undelivered)
+                    let owes = owes && hold.undelivered && !only_ports_tell;
+                    socket.stalled = owes && self.stalled(row, now);
+                    (owes && !socket.stalled).then_some(Holds::Undelivered)
                 }
                 Owner::Ignored => None,
             };
@@ -628,7 +648,7 @@ mod tests {
         }
 
         fn effective_uid(&mut self, _: i32) -> io::Result<u32> {
-            Ok(self.scene().unreadable_as.unwrap())
+            Ok(self.scene().unreadable_as.unwrap_or(1337))
         }
 
         fn control_groups(&mut self, _: i32) -> Option<String> {
@@ -662,11 +682,7 @@ mod tests {
     fn the_applications_listener_holds_and_then_its_connection() {
         let envoy = listener(15006, 1337, 70);
         let (listen, connect) = (listener(8080, 1000, 1), connection(8080, 1000, 2));
-        let mut script = script([
-            scene(&[envoy, listen, connect], &[70]),
-            scene(&[envoy, listen, connect], &[70]),
-            scene(&[envoy, connect], &[70]),
-        ]);
+        let mut script = script([scene(&[envoy, listen, connect], &[70]), scene(&[envoy, connect], &[70])]);
         let mut observer = Observer::new(&mut script, rules(), None);
         let view = observer.look_at_all(S);
         assert_eq!(holds(view), [(1, Holds::Listener), (2, Holds::Connection)]);
@@ -697,7 +713,7 @@ mod tests {
         for look in 0..10 {
             observer.look(S * look);
         }
-        assert_eq!(observer.kernel.fd_tables_read, 2, "once, and once more before it is believed");
+        assert_eq!(observer.kernel.fd_tables_read, 1);
     }
 
     #[test]
@@ -708,10 +724,22 @@ mod tests {
     }
 
     #[test]
+    fn one_short_connection_after_another_holds_whatever_its_uid() {
+        for uid in [1000, 1337] {
+            let mut script = script((1..100).map(|inode| scene(&[connection(40000, uid, inode)], &[])));
+            let mut observer = Observer::new(&mut script, rules(), None);
+            for look in 0..20 {
+                assert_eq!(observer.look_at_all(S * look).sight(), Sight::Held, "uid {uid}, look {look}");
+            }
+        }
+    }
+
+    #[test]
     fn a_reused_inode_is_looked_up_anew() {
         let (proxys, applications) = (connection(15006, 1337, 5), connection(8080, 1000, 5));
-        let mut script =
-            script([scene(&[proxys], &[5]), scene(&[applications], &[]), scene(&[applications], &[])]);
+        // The fd tables are those of the scene after the rows'.
+        let scenes = [scene(&[proxys], &[]), scene(&[applications], &[5]), scene(&[applications], &[])];
+        let mut script = script(scenes);
         let mut observer = Observer::new(&mut script, rules(), None);
         assert_eq!(holds(observer.look(S)), []);
         assert_eq!(holds(observer.look(S * 2)), [(5, Holds::Connection)]);
