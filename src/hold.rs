@@ -11,6 +11,10 @@ const COST_FACTOR: u32 = 100;
 /// Bounds of the time between looks with `--poll=auto`.
 const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
+/// While it is clear, there are at least this many looks in the settle time, whatever they cost: no look is of one instant,
+/// and one alone can miss connections that end within it.
+const LOOKS_TO_SETTLE: u32 = 8;
+
 /// The terms of a hold, from the settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
@@ -131,6 +135,10 @@ impl Hold {
                 return Next::Release(Reason::Clear);
             }
             self.clear_since.get_or_insert(look.end);
+            if self.terms.poll.is_none() {
+                let pace = settle.checked_div(LOOKS_TO_SETTLE).unwrap_or_default().max(POLL_BOUNDS.0);
+                due = due.min(look.end.saturating_add(pace));
+            }
             due = due.min(settled);
         } else {
             self.clear_since = None;
@@ -181,8 +189,8 @@ mod tests {
     fn clear_after_the_settle_time_and_not_before() {
         let mut hold = Hold::new(TERMS);
         assert_eq!(hold.observe(look(0, Sight::Held)), Next::LookAt(ms(101)));
-        assert_eq!(hold.observe(look(100, Sight::Clear)), Next::LookAt(ms(201)));
-        assert_eq!(hold.observe(look(201, Sight::Clear)), Next::LookAt(ms(301)));
+        assert_eq!(hold.observe(look(100, Sight::Clear)), Next::LookAt(ms(126)), "eight looks, though dear");
+        assert_eq!(hold.observe(look(290, Sight::Clear)), Next::LookAt(ms(301)));
         assert_eq!(hold.observe(look(300, Sight::Clear)), Next::LookAt(ms(301)));
         assert_eq!(hold.observe(look(301, Sight::Clear)), Next::Release(Reason::Clear));
     }
@@ -193,7 +201,7 @@ mod tests {
             let mut hold = Hold::new(TERMS);
             hold.observe(look(0, Sight::Clear));
             hold.observe(look(150, sight));
-            assert_eq!(hold.observe(look(300, Sight::Clear)), Next::LookAt(ms(401)));
+            assert_eq!(hold.observe(look(300, Sight::Clear)), Next::LookAt(ms(326)));
             assert_eq!(hold.observe(look(501, Sight::Clear)), Next::Release(Reason::Clear));
         }
     }
@@ -202,7 +210,7 @@ mod tests {
     fn min_wait_delays_clear_and_is_looked_at_exactly() {
         let mut hold = Hold::new(Terms { min_wait: ms(1_000), ..TERMS });
         hold.observe(look(0, Sight::Clear));
-        assert_eq!(hold.observe(look(950, Sight::Clear)), Next::LookAt(ms(1_000)));
+        assert_eq!(hold.observe(look(990, Sight::Clear)), Next::LookAt(ms(1_000)));
         assert_eq!(hold.observe(look(1_000, Sight::Clear)), Next::Release(Reason::Clear));
     }
 
