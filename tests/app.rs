@@ -12,10 +12,11 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
+use pod::outlast;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -26,12 +27,6 @@ use pod::{Builder, Pod, Programs, Space, Status, StopPlan, StopReport, await_tha
 const GRACE: Duration = Duration::from_secs(60);
 /// The proxy is not waited for.
 const AT_ONCE: [&str; 3] = ["app", "--ready-timeout=0", "--on-timeout=continue"];
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 /// The sidecar's container: PID 1 is an envoy without sockets.
 fn sidecar() -> (Space, Programs) {

@@ -14,7 +14,7 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
-use std::path::{Path, PathBuf};
+use pod::outlast;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,12 +30,6 @@ const LONG: Duration = Duration::from_secs(60);
 /// What pilot-agent waits by itself, and so the least that a stop takes which does not skip it.
 const AGENTS_DRAIN: f64 = 5.0;
 const AGENT: [&str; 3] = ["pilot-agent", "proxy", "sidecar"];
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 /// pilot-agent under `outlast run` with flags.
 fn run(flags: &[&str]) -> Builder {

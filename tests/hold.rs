@@ -13,10 +13,10 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
+use pod::outlast;
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -29,12 +29,6 @@ use nix::unistd::Pid;
 
 /// Only a failure takes so long.
 const LONG: Duration = Duration::from_secs(60);
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;

@@ -7,16 +7,11 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
+use pod::outlast;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 /// Installs under the most private umask.
 fn install(program: &Path, path: &Path) -> Output {

@@ -12,6 +12,7 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
+use pod::outlast;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -36,12 +37,6 @@ const AS_APPLICATION: &[&str] =
 /// Root in a container, where capabilities are few.
 const AS_BARE_ROOT: &[&str] =
     &["setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all", "--clear-groups"];
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 /// The programs of a test, and where they are.
 struct Kit {

@@ -13,10 +13,10 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
+use pod::outlast;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -32,12 +32,6 @@ use nix::unistd::Pid;
 const LONG: Duration = Duration::from_secs(60);
 /// A command whose own bound is seconds, on a machine that is busy with other things.
 const BOUNDED: Duration = Duration::from_secs(25);
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;

@@ -12,10 +12,11 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
+use pod::outlast;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
@@ -25,12 +26,6 @@ use serde_json::Value;
 
 /// Only a failure takes so long.
 const LONG: Duration = Duration::from_secs(60);
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 fn output(space: &Space, argv: &[&str]) -> (i32, String) {
     let output = space.command(argv).output().unwrap();

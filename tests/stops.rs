@@ -12,7 +12,7 @@
     reason = "a test may panic, and so may what tests share"
 )]
 
-use std::path::{Path, PathBuf};
+use pod::outlast;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -22,12 +22,6 @@ use pod::{End, Pod, Status};
 const LONG: Duration = Duration::from_secs(60);
 /// Of the holds below.
 const TIMEOUT: Duration = Duration::from_secs(12);
-
-fn outlast() -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/static/x86_64/outlast");
-    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
-    path
-}
 
 /// A Pod whose sidecar runs these words, and something else that listens.
 fn pod(sidecar: &[&str], variables: &[(&str, &str)]) -> Pod {

@@ -195,6 +195,13 @@ pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/support has two parents")
 }
 
+/// The static binary under test.
+pub fn outlast() -> PathBuf {
+    let path = repository().join("target/static/x86_64/outlast");
+    assert!(path.exists(), "there is no static binary: scripts/test builds it, scripts/build-static alone");
+    path
+}
+
 /// The directory of the fixture's own programs. Under cargo they are built first, so that they are never stale.
 pub(crate) fn programs() -> &'static Path {
     static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();

@@ -35,7 +35,7 @@ mod throttle;
 mod upstream;
 
 pub use client::{Load, Pace, Request, SlowReader};
-pub use container::{Exit, Process, Status};
+pub use container::{Exit, Process, Status, outlast};
 pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
 pub use netns::istio_iptables;
