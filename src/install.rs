@@ -1,10 +1,13 @@
 //! `outlast install PATH`: copies the program onto a volume that other containers share.
 
 use std::ffi::OsStr;
+use std::fs::TryLockError;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
@@ -13,6 +16,8 @@ use crate::log::Log;
 
 /// Whatever the umask: another container's user executes it.
 const MODE: u32 = 0o755;
+/// How long another install into the same directory is waited for; one takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Installs the running program as the file PATH, or as `outlast` in the directory PATH.
 pub fn install(path: &OsStr, log: &Log) -> Exit {
@@ -43,10 +48,12 @@ fn copy_to(target: &Path) -> io::Result<()> {
     if statvfs(directory)?.flags().contains(FsFlags::ST_NOEXEC) {
         return Err(io::Error::other(format!("{} is mounted noexec", directory.display())));
     }
+    let place = File::open(directory)?;
+    be_alone(&place)?;
     let mut temporary = name.to_os_string();
     temporary.push(".new");
     let temporary = Temporary(directory.join(temporary));
-    // What an earlier attempt left behind. It may be executing: so it is removed and not written over.
+    // What an earlier attempt left behind, which was killed.
     let _ = fs::remove_file(&temporary.0);
     let mut copy = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&temporary.0)?;
     io::copy(&mut File::open("/proc/self/exe")?, &mut copy)?;
@@ -55,7 +62,20 @@ fn copy_to(target: &Path) -> io::Result<()> {
     drop(copy);
     fs::rename(&temporary.0, target)?;
     // The name is as durable as the file, where a directory can be synced.
-    let _ = File::open(directory).and_then(|directory| directory.sync_all());
+    let _ = place.sync_all();
+    Ok(())
+}
+
+/// Two at one time, as two init containers of a Pod, would take each other's temporary file for one left behind. The
+/// lock ends with the process; where the file system has none it is done without.
+fn be_alone(directory: &File) -> io::Result<()> {
+    let start = Instant::now();
+    while matches!(directory.try_lock(), Err(TryLockError::WouldBlock)) {
+        if start.elapsed() >= PATIENCE {
+            return Err(io::Error::other("another install into the same directory does not end"));
+        }
+        sleep(Duration::from_millis(10));
+    }
     Ok(())
 }
 

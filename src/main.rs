@@ -15,6 +15,9 @@ use outlast::prestop::{Pod, prestop};
 use outlast::run::run;
 use outlast::status::status;
 
+/// Of the variables that mean nothing, at most so many are named.
+const NAMED_VARIABLES: usize = 10;
+
 /// The first code of the process: see [`first::before_main`].
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -45,8 +48,11 @@ fn dispatch(parsed: Parsed) -> Exit {
     for problem in &parsed.problems {
         log.plain(problem);
     }
-    for name in &parsed.unknown {
-        log.warn("unknown variable", &[("name", &name)]);
+    if !parsed.unknown.is_empty() {
+        // Whoever sets a Pod's environment must not fill its log.
+        let names =
+            parsed.unknown.iter().take(NAMED_VARIABLES).map(String::as_str).collect::<Vec<_>>().join(",");
+        log.warn("unknown variables", &[("count", &parsed.unknown.len()), ("names", &names)]);
     }
     let (terms, warnings) = parsed.settings.terms();
     for warning in warnings {
@@ -57,7 +63,7 @@ fn dispatch(parsed: Parsed) -> Exit {
         Command::Prestop => prestop(&parsed, terms, &log),
         Command::App => app(&parsed.settings, parsed.command_line, &log),
         Command::Install => install(parsed.command_line.first().map_or("".as_ref(), |path| path), &log),
-        Command::Status => status(&parsed.settings),
+        Command::Status => status(&parsed.settings, &log),
         Command::Poststart => poststart(&parsed.settings, &log),
     }
 }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::cli::{OnTimeout, Settings};
 use crate::exit::Exit;
-use crate::log::{Log, Seconds};
+use crate::init::signals::Name;
+use crate::log::{Field, Log, Seconds};
 use crate::proxy_api::{Method, ProxyApi};
 use crate::stop::Stop;
 
@@ -62,12 +63,18 @@ pub fn wait_until_ready(
         let left = settings.ready_timeout.saturating_sub(after);
         // A signal that came during the request counts even when the time is over.
         if let Some(number) = wait(left.min(PAUSE)) {
-            log.info("a signal ends the wait for the proxy", &[("error", &problem), ("after", &shown)]);
+            let signal = Name(number);
+            let fields: [Field; 3] = [("signal", &signal), ("error", &problem), ("after", &shown)];
+            log.info("a signal ends the wait for the proxy", &fields);
             return Ready::Signal(number);
         }
         if left.is_zero() {
             let url = &settings.ready_url;
-            log.error("the proxy is not ready", &[("url", url), ("error", &problem), ("after", &shown)]);
+            let fields: [Field; 3] = [("url", url), ("error", &problem), ("after", &shown)];
+            match settings.on_timeout {
+                OnTimeout::Fail => log.error("the proxy is not ready", &fields),
+                OnTimeout::Continue => log.warn("the proxy is not ready: going on all the same", &fields),
+            }
             return Ready::No;
         }
     }

@@ -24,7 +24,7 @@ fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
     let mut stop = match Stop::catch() {
         Ok(stop) => Some(stop),
         Err(error) => {
-            log.warn("cannot catch signals: they end the hook as they come", &[("error", &error)]);
+            log.warn("cannot catch signals: none ends the hook", &[("error", &error)]);
             None
         }
     };

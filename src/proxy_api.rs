@@ -151,7 +151,10 @@ impl ProxyApi {
         answer.map_err(|error| Problem {
             passing: true,
             refused: is_refusal(&error),
-            what: error.to_string(),
+            what: match error {
+                Error::Timeout(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
+                error => error.to_string(),
+            },
         })
     }
 

@@ -9,16 +9,18 @@ use std::time::Duration;
 use crate::cli::Settings;
 use crate::exit::Exit;
 use crate::hold::{Proxy, Sight};
-use crate::log::Json;
+use crate::log::{Json, Log};
 use crate::pod::kernel::{Kernel, Source, System, Visible};
 use crate::pod::snapshot::{Judged, Observer, View};
 use crate::prestop::is_outlast_run;
 
 /// Prints what a look sees.
-pub fn status(settings: &Settings) -> Exit {
-    let mut observer =
-        Observer::new(System::open(settings.source), settings.rules.clone(), wrapped_command())
-            .with_everything();
+pub fn status(settings: &Settings, log: &Log) -> Exit {
+    let kernel = System::open(settings.source);
+    if settings.source == Source::Diag && kernel.source() != "diag" {
+        log.warn("the source that was asked for cannot be had", &[("source", &kernel.source())]);
+    }
+    let mut observer = Observer::new(kernel, settings.rules.clone(), wrapped_command()).with_everything();
     let view = observer.look(Duration::ZERO);
     let report = Report {
         view,

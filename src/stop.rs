@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use nix::libc::{SIGINT, SIGQUIT, SIGTERM};
+use nix::libc::{SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use signal_hook::flag::register_usize;
 use signal_hook::low_level::pipe;
 
-use crate::init::first::Inherited;
+use crate::init::first;
 
 /// Tells whether a stop signal has come.
 #[derive(Debug)]
@@ -23,7 +23,8 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Catches the stop signals, then lets through what has come since the start of the process.
+    /// Catches the stop signals, then lets through those that have come since the start of the process. All that is
+    /// neither these nor a terminal's stop stays blocked: none of it may end a hold.
     ///
     /// # Errors
     /// No fd or no memory is left.
@@ -35,7 +36,7 @@ impl Stop {
             register_usize(number, Arc::clone(&signal), number.unsigned_abs() as usize)?;
             pipe::register(number, write.try_clone()?)?;
         }
-        Inherited::get().restore_mask();
+        first::let_through(&[SIGTERM, SIGINT, SIGQUIT, SIGTSTP]);
         Ok(Stop { wake, signal })
     }
 

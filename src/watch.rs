@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::replace;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ pub struct Watch<'a> {
     start: Instant,
     /// When the next look is due, since the start.
     due: Duration,
+    /// The CPU time that the process had used at the end of the last look.
+    spent: Duration,
     names: String,
     looked: bool,
     trouble_said: bool,
@@ -117,6 +120,7 @@ impl<'a> Watch<'a> {
             timeout: terms.timeout,
             start,
             due: Duration::ZERO,
+            spent: cpu_time(),
             names,
             looked: false,
             trouble_said: false,
@@ -188,13 +192,13 @@ impl<'a> Watch<'a> {
         if begin < self.due && !self.glance_says_now(begin) {
             return None;
         }
-        let cost_before = cpu_time();
         // The heartbeat counts the holders, and those left at the timeout are named: as they are now.
         let for_the_log = begin >= self.timeout || begin.saturating_sub(self.beat) >= HEARTBEAT;
         let view = if for_the_log { self.observer.look_at_all(begin) } else { self.observer.look(begin) };
         let proxy = view.proxy();
         let sight = self.observer.sight();
-        let cost = cpu_time().saturating_sub(cost_before);
+        let spent = cpu_time();
+        let cost = spent.saturating_sub(replace(&mut self.spent, spent));
         let end = self.start.elapsed();
         self.tell(end);
         self.glance = (sight == Sight::Held).then(|| end.saturating_add(GLANCE));

@@ -358,7 +358,7 @@ fn without_drain_keep_alive_clients_stay() {
 
 #[test]
 fn an_admin_that_hangs_or_refuses_is_told_of_in_the_log_and_never_shortens_the_hold() {
-    for (refuse, why) in [(false, "timeout"), (true, "refused")] {
+    for (refuse, why) in [(false, "no answer within"), (true, "refused")] {
         let pod = run(&["--drain=0", "--fast-exit"])
             .application(&["--listen", "0.0.0.0:8080", "--serve-more", "10s"])
             .start()

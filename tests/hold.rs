@@ -215,7 +215,12 @@ fn a_signal_ends_the_hook_with_128_and_its_number() {
         await_that("the hold", || container.log()[before..].contains("0.0.0.0:8080"));
         // nsenter has forked for the PID namespace: the hook is its child.
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", hook.id())).unwrap();
-        kill(Pid::from_raw(children.trim().parse().unwrap()), signal).unwrap();
+        let hook_itself = Pid::from_raw(children.trim().parse().unwrap());
+        // Nothing else ends it.
+        for other in [Signal::SIGHUP, Signal::SIGPIPE, Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGALRM] {
+            kill(hook_itself, other).unwrap();
+        }
+        kill(hook_itself, signal).unwrap();
         let (ended, log) = finish(hook);
         assert_eq!(ended, status, "{log}");
         assert!(log.contains("hold released reason=signal"), "{log}");

@@ -67,6 +67,23 @@ fn over_a_running_copy_and_over_a_half_written_one() {
 }
 
 #[test]
+fn many_at_one_time_to_one_path() {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("outlast");
+    for _ in 0..10 {
+        let start = || Command::new(outlast()).arg("install").arg(&copy).spawn().unwrap();
+        let installs: Vec<_> = (0..20).map(|_| start()).collect();
+        for mut install in installs {
+            assert!(install.wait().unwrap().success());
+            // Whole at any time, from the first end on.
+            assert_installed(&copy);
+        }
+        assert_eq!(names(directory.path()), ["outlast"]);
+        fs::remove_file(&copy).unwrap();
+    }
+}
+
+#[test]
 fn what_cannot_be_is_said_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
     let missing = install(&outlast(), &directory.path().join("missing/outlast"));

@@ -286,9 +286,11 @@ fn poststart_that_times_out_returns_124_and_says_the_last_error() {
     let server = Server::always("503 Service Unavailable");
     let (refusing, _fd) = refusing();
     let silent = Server::silent();
-    for (url, error) in
-        [(server.url(), "status 503"), (format!("http://{refusing}/"), "refused"), (silent.url(), "timeout")]
-    {
+    for (url, error) in [
+        (server.url(), "status 503"),
+        (format!("http://{refusing}/"), "refused"),
+        (silent.url(), "no answer within 500ms"),
+    ] {
         let ended = poststart(&url, &["--ready-timeout=600ms"]);
         assert_eq!(ended.status, 124, "{}", ended.log);
         let last = ended.log.lines().last().unwrap();
@@ -303,7 +305,8 @@ fn poststart_may_continue_after_the_timeout() {
     let server = Server::always("503 Service Unavailable");
     let ended = poststart(&server.url(), &["--ready-timeout=300ms", "--on-timeout=continue"]);
     assert_eq!(ended.status, 0, "{}", ended.log);
-    assert!(ended.log.contains("status 503"), "{}", ended.log);
+    assert!(ended.log.contains("WARN the proxy is not ready: going on all the same"), "{}", ended.log);
+    assert!(ended.log.contains("status 503") && !ended.log.contains("ERROR"), "{}", ended.log);
 }
 
 #[test]
@@ -328,6 +331,7 @@ fn a_signal_ends_poststart_with_128_and_its_number_as_pid_1_too() {
             signal(child.id().cast_signed(), number);
             let ended = finish(child);
             assert_eq!(ended.status, status, "{}", ended.log);
+            assert!(ended.log.contains(&format!("signal={number}")), "{}", ended.log);
             assert!(ended.after < BOUNDED);
         }
         let before = server.requests().len();
@@ -724,7 +728,9 @@ fn a_quit_call_that_hangs_fails_or_is_refused_is_bounded_and_keeps_the_status() 
     let (hanging, failing) = (Server::silent(), Server::always("500 Internal Server Error"));
     let refusing = format!("http://{refusing}/");
     thread::scope(|scope| {
-        for (url, why) in [(hanging.url(), "timeout"), (failing.url(), "status 500"), (refusing, "refused")] {
+        for (url, why) in
+            [(hanging.url(), "no answer within"), (failing.url(), "status 500"), (refusing, "refused")]
+        {
             let ready = &ready;
             scope.spawn(move || {
                 let flags = ["--quit=always", "--quit-url", &url, "--", "sh", "-c", "exit 7"];
@@ -959,6 +965,14 @@ fn scuttle_bad_values_and_strange_names_are_said() {
         "{}",
         ended.log
     );
+    // However many there are.
+    let many = (0..1_000)
+        .fold(Outlast::new(&["poststart", "--ready-url", &ready.url()]), |outlast, number| {
+            outlast.set(&format!("OUTLAST_X{number}"), "1")
+        });
+    let ended = many.run();
+    assert_eq!((ended.status, ended.log.lines().count()), (0, 2), "{}", ended.log);
+    assert!(ended.log.contains("count=1000"), "{}", ended.log);
 }
 
 #[test]

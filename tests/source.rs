@@ -490,6 +490,8 @@ fn where_netlink_is_refused_the_tables_are_read_and_nothing_else_changes() {
     let (without, with) = came_to_rest.unwrap();
     assert!(without.contains("\"sockets\""), "{without}");
     assert_eq!(without, with);
+    let (_, warning) = outlast(&["status", "--source=diag"], true);
+    assert!(warning.contains("the source that was asked for cannot be had"), "{warning}");
     let hold = ["prestop", "--timeout=300ms", "--proxy=no-such-proxy"];
     let said = |refused| outlast(&hold, refused).1;
     let (free, refused) = (said(false), said(true));

@@ -15,6 +15,7 @@ const ENVOY_PORTS: [u16; 7] = [15000, 15001, 15004, 15006, 15021, 15053, 15090];
 const AGENT_PORTS: [u16; 1] = [15020];
 const APPLICATION_PORTS: std::ops::Range<u16> = 8000..8012;
 const INBOUND: u16 = 15006;
+const APPLICATION: libc::uid_t = 1000;
 
 /// A command that becomes PID 1 of a container with a network of its own, where lo is up.
 pub(crate) fn in_namespaces(program: &Path, args: &[&str]) -> Command {
@@ -121,8 +122,10 @@ pub(crate) fn listen(ports: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// `application`: connect, listen, stay.
+/// `application`: connect, listen, stay; under a uid that is not the proxy's.
 pub(crate) fn apply(count: u32, ports: &[&str]) -> Result<()> {
+    // SAFETY: a system call on plain numbers, and there is one thread.
+    ensure!(unsafe { libc::setuid(APPLICATION) } == 0, "cannot become uid {APPLICATION}");
     let _listeners = listen_on(ports)?;
     let mut kept = Vec::new();
     for _ in 0..count {

@@ -259,6 +259,10 @@ pub fn parse(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Result<Invocation, String> {
     let mut parser = lexopt::Parser::from_args(arguments);
+    // Else it would be passed over.
+    if parser.try_raw_args().is_some_and(|rest| rest.peek().is_some_and(|first| first == "--")) {
+        return Err(format!("outlast: --: {}", expected_commands()));
+    }
     let command =
         match parser.next().map_err(|error| format!("outlast: {}", quoted(error.to_string().as_ref())))? {
             Some(Arg::Short('h') | Arg::Long("help")) => return Ok(Invocation::Print(overview())),
@@ -280,14 +284,16 @@ pub fn parse(
         unknown: Vec::new(),
         problems: Vec::new(),
     };
-    // Flag by flag: where its value comes from, for the message, and the value.
-    let mut values: BTreeMap<&str, (String, OsString)> = BTreeMap::new();
+    // Flag by flag: where its value comes from, for the message, and the value. A variable is checked even where a flag
+    // has the last word.
+    let mut variables: BTreeMap<&str, (String, OsString)> = BTreeMap::new();
+    let mut values = BTreeMap::new();
     for (name, value) in environment {
         let name = name.to_string_lossy();
         let Some(rest) = name.strip_prefix("OUTLAST_") else { continue };
         match FLAGS.iter().find(|flag| flag.variable() == name) {
             Some(flag) if !value.is_empty() && is_checked(flag, command) => {
-                values.insert(flag.name, (name.into_owned(), value));
+                variables.insert(flag.name, (name.into_owned(), value));
             }
             Some(_) => {}
             // Kubernetes makes these for a Service called outlast.
@@ -299,9 +305,14 @@ pub fn parse(
         return Ok(Invocation::Print(print));
     }
     for flag in FLAGS {
-        if let Some((source, value)) = values.get(flag.name) {
+        let (variable, argument) = (variables.get(flag.name), values.get(flag.name));
+        let overridden = variable.filter(|_| argument.is_some());
+        let mut unused = Settings::default();
+        let used = &mut parsed.settings;
+        for (into, given) in [(&mut unused, overridden), (used, argument.or(variable))] {
+            let Some((source, value)) = given else { continue };
             let set = match value.to_str() {
-                Some(text) => (flag.set)(&mut parsed.settings, text),
+                Some(text) => (flag.set)(into, text),
                 None => Err("UTF-8".into()),
             };
             if let Err(expected) = set {
@@ -542,6 +553,8 @@ mod tests {
         let settings = parsed(&["run", "--timeout=5s", "--", "true"], &env).settings;
         assert_eq!(settings.timeout, Some(Duration::from_secs(5)));
         assert_eq!(parsed(&["run", "--timeout", "5s", "--", "true"], &[]).settings.timeout, settings.timeout);
+        let line = refused(&["run", "--timeout=5s", "--", "true"], &[("OUTLAST_TIMEOUT", "30")]);
+        assert!(line.contains("OUTLAST_TIMEOUT"), "checked, though it has no say: {line}");
     }
 
     #[test]
@@ -615,6 +628,7 @@ mod tests {
             &["run"][..],
             &["run", "--"],
             &["run", "true"],
+            &["--", "run", "--", "true"],
             &[],
             &["frobnicate"],
             &["--nonsense"],

@@ -77,13 +77,14 @@ impl Inherited {
     pub fn restore(self) {
         set_disposition(libc::SIGPIPE, self.pipe_ignored);
         set_disposition(libc::SIGCHLD, self.child_ignored);
-        self.restore_mask();
-    }
-
-    /// Puts the mask back: for the commands that start nothing.
-    pub fn restore_mask(self) {
         change_mask(self.mask);
     }
+}
+
+/// Blocks every signal but these, even if they were blocked when the process was started.
+pub fn let_through(signals: &[libc::c_int]) {
+    let bit = |signal: &libc::c_int| 1_u64.wrapping_shl(signal.unsigned_abs().wrapping_sub(1));
+    change_mask(signals.iter().map(bit).fold(ALL, |mask, bit| mask & !bit));
 }
 
 /// Makes what a parent of children and a reader of signals needs of the state that it was started in.

@@ -20,7 +20,9 @@ use super::sock_diag::{SockDiag, States};
 
 /// The kernel gives a table out a page at a time at most (`fs/seq_file.c`).
 const PAGE: usize = 4096;
-/// It looks for as many rows as fit in what is asked for, through all of its hash if need be.
+/// It looks for as many rows as fit in what is asked for, through all of its hash if need be: so where a listener is
+/// looked for one row at a time is read (`TMPSZ` of `net/ipv4/tcp_ipv4.c`), and some where it must walk anyhow.
+const ONE_ROW: usize = 150;
 const FEW_ROWS: usize = 512;
 
 /// A process of the container, or of the Pod where the PID namespace is shared.
@@ -212,7 +214,8 @@ impl Kernel for System {
         let is_one = |row: &Row| sockets.iter().any(|socket| socket.is_socket_of(row));
         let mut there = None;
         if self.diag.is_none() {
-            self.read_tables(FEW_ROWS, &mut |row| {
+            let piece = if sockets.iter().any(Row::listens) { ONE_ROW } else { FEW_ROWS };
+            self.read_tables(piece, &mut |row| {
                 there = Some(row).filter(is_one);
                 if there.is_some() { ControlFlow::Break(Enough::OfAll) } else { ControlFlow::Continue(()) }
             })?;
