@@ -302,12 +302,16 @@ impl Kernel for System {
 }
 
 /// What /proc/PID/stat begins with.
-struct Stat<'a> {
-    pid: i32,
-    name: &'a [u8],
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat<'a> {
+    /// Process id.
+    pub pid: i32,
+    /// `comm`, any bytes.
+    pub name: &'a [u8],
     /// It is no zombie.
-    alive: bool,
-    parent: i32,
+    pub alive: bool,
+    /// Parent's process id.
+    pub parent: i32,
 }
 
 fn read_stat<T>(file: &File, see: impl Fn(Stat) -> T) -> io::Result<T> {
@@ -321,7 +325,8 @@ fn read_stat<T>(file: &File, see: impl Fn(Stat) -> T) -> io::Result<T> {
 
 /// `7 (envoy) S 1 ...`: the name may hold anything, and the last parenthesis ends it (`proc_pid_stat(5)`). procfs' own
 /// parser takes every file for the kernel's, and panics where it is not.
-fn parse_stat(stat: &[u8]) -> Option<Stat<'_>> {
+#[must_use]
+pub fn parse_stat(stat: &[u8]) -> Option<Stat<'_>> {
     let open = stat.iter().position(|byte| *byte == b'(')?;
     let close = stat.iter().rposition(|byte| *byte == b')')?;
     let pid = std::str::from_utf8(stat.get(..open)?).ok()?.trim().parse().ok()?;
