@@ -5,6 +5,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use nix::libc::{SIGINT, SIGQUIT, SIGTERM};
+
 /// What a look costs decides how soon the next one comes: this many times the cost, so that a hold stays below 1 % of a
 /// core, its dear start included.
 const COST_FACTOR: u32 = 125;
@@ -54,6 +56,15 @@ impl fmt::Display for Reason {
             Reason::Off => "off",
         })
     }
+}
+
+/// Who holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// `outlast run`, after a stop signal.
+    Run,
+    /// `outlast prestop`, before it.
+    Hook,
 }
 
 /// Whether anything holds.
@@ -106,6 +117,7 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Hold {
     terms: Terms,
+    keeper: Keeper,
     /// End of the first look of the present row of clear ones.
     clear_since: Option<Duration>,
     proxy_seen: bool,
@@ -115,8 +127,8 @@ pub struct Hold {
 impl Hold {
     /// Starts a hold; the first look is due at once.
     #[must_use]
-    pub fn new(terms: Terms) -> Hold {
-        Hold { terms, clear_since: None, proxy_seen: false, proxy_asked: false }
+    pub fn new(terms: Terms, keeper: Keeper) -> Hold {
+        Hold { terms, keeper, clear_since: None, proxy_seen: false, proxy_asked: false }
     }
 
     /// Takes one look into account.
@@ -148,6 +160,18 @@ impl Hold {
             return Next::Release(Reason::Timeout);
         }
         Next::LookAt(due.min(timeout))
+    }
+
+    /// Whether a signal that comes during the hold ends it. In run a repeated SIGTERM does not: some runtimes and node
+    /// shutdowns send two.
+    #[must_use]
+    pub fn signal(&self, number: i32) -> Option<Reason> {
+        let ends = match (self.keeper, number) {
+            (_, SIGINT | SIGQUIT) => true,
+            (keeper, SIGTERM) => keeper == Keeper::Hook,
+            _ => false,
+        };
+        ends.then_some(Reason::Signal(number))
     }
 
     /// Whether a proxy process was ever seen.
@@ -188,7 +212,7 @@ mod tests {
 
     #[test]
     fn clear_after_the_settle_time_and_not_before() {
-        let mut hold = Hold::new(TERMS);
+        let mut hold = Hold::new(TERMS, Keeper::Run);
         assert_eq!(hold.observe(look(0, Sight::Held)), Next::LookAt(ms(126)));
         assert_eq!(hold.observe(look(100, Sight::Clear)), Next::LookAt(ms(126)), "eight looks, though dear");
         assert_eq!(hold.observe(look(290, Sight::Clear)), Next::LookAt(ms(301)));
@@ -199,7 +223,7 @@ mod tests {
     #[test]
     fn a_holder_or_an_error_starts_the_settle_time_again() {
         for sight in [Sight::Held, Sight::Unknown] {
-            let mut hold = Hold::new(TERMS);
+            let mut hold = Hold::new(TERMS, Keeper::Run);
             hold.observe(look(0, Sight::Clear));
             hold.observe(look(150, sight));
             assert_eq!(hold.observe(look(300, Sight::Clear)), Next::LookAt(ms(326)));
@@ -209,7 +233,7 @@ mod tests {
 
     #[test]
     fn min_wait_delays_clear_and_is_looked_at_exactly() {
-        let mut hold = Hold::new(Terms { min_wait: ms(1_000), ..TERMS });
+        let mut hold = Hold::new(Terms { min_wait: ms(1_000), ..TERMS }, Keeper::Run);
         hold.observe(look(0, Sight::Clear));
         assert_eq!(hold.observe(look(990, Sight::Clear)), Next::LookAt(ms(1_000)));
         assert_eq!(hold.observe(look(1_000, Sight::Clear)), Next::Release(Reason::Clear));
@@ -217,14 +241,14 @@ mod tests {
 
     #[test]
     fn a_settle_time_of_zero_takes_two_looks() {
-        let mut hold = Hold::new(Terms { settle: ms(0), ..TERMS });
+        let mut hold = Hold::new(Terms { settle: ms(0), ..TERMS }, Keeper::Run);
         assert_eq!(hold.observe(look(0, Sight::Clear)), Next::LookAt(ms(1)));
         assert_eq!(hold.observe(look(1, Sight::Clear)), Next::Release(Reason::Clear));
     }
 
     #[test]
     fn the_timeout_ends_it_and_an_error_does_not() {
-        let mut hold = Hold::new(TERMS);
+        let mut hold = Hold::new(TERMS, Keeper::Run);
         assert_eq!(hold.observe(look(22_990, Sight::Unknown)), Next::LookAt(ms(23_000)));
         assert_eq!(hold.observe(look(23_000, Sight::Unknown)), Next::Release(Reason::Timeout));
     }
@@ -233,21 +257,21 @@ mod tests {
     fn a_proxy_that_goes_or_never_was_ends_it() {
         let gone = |at| Look { proxy: Proxy::Gone, ..look(at, Sight::Held) };
         let unknown = |at| Look { proxy: Proxy::Unknown, ..look(at, Sight::Held) };
-        let mut hold = Hold::new(TERMS);
+        let mut hold = Hold::new(TERMS, Keeper::Run);
         hold.observe(look(0, Sight::Held));
         assert_eq!(hold.observe(gone(10)), Next::Release(Reason::ProxyGone));
-        let mut hold = Hold::new(TERMS);
+        let mut hold = Hold::new(TERMS, Keeper::Run);
         hold.observe(unknown(0));
         assert_eq!(hold.observe(gone(10)), Next::Release(Reason::ProxyGone));
     }
 
     #[test]
     fn the_poll_follows_the_cost_within_its_bounds() {
-        let hold = Hold::new(TERMS);
+        let hold = Hold::new(TERMS, Keeper::Run);
         assert_eq!(hold.poll(Duration::from_micros(11)), ms(10));
         assert_eq!(hold.poll(Duration::from_micros(800)), ms(100));
         assert_eq!(hold.poll(ms(8)), ms(240));
-        assert_eq!(Hold::new(Terms { poll: Some(ms(1_000)), ..TERMS }).poll(ms(8)), ms(1_000));
+        assert_eq!(Hold::new(Terms { poll: Some(ms(1_000)), ..TERMS }, Keeper::Run).poll(ms(8)), ms(1_000));
     }
 
     fn sights() -> impl Strategy<Value = Sight> {
@@ -258,21 +282,36 @@ mod tests {
         prop_oneof![20 => Just(Proxy::Alive), 1 => Just(Proxy::Gone), 4 => Just(Proxy::Unknown)]
     }
 
+    fn signals() -> impl Strategy<Value = Option<i32>> {
+        prop_oneof![200 => Just(None), 1 => (1..=64).prop_map(Some), 1 => Just(Some(SIGTERM))]
+    }
+
     proptest! {
-        /// Looks come when asked for, late by `lag` and lasting `length`, as on a starved machine.
+        /// Looks come when asked for, late by `lag` and lasting `length`, as on a starved machine; signals come between.
         #[test]
         fn never_too_early_never_too_late(
             settle in 0u64..2_000, min_wait in 0u64..5_000, timeout in 1u64..20_000, poll in proptest::option::of(1u64..3_000),
+            keeper in prop_oneof![Just(Keeper::Run), Just(Keeper::Hook)],
+            signals in proptest::collection::vec(signals(), 4_000),
             looks in proptest::collection::vec((sights(), proxies(), 0u64..400, 0u64..400), 1..4_000),
         ) {
             let terms = Terms { settle: ms(settle), min_wait: ms(min_wait.min(timeout)), timeout: ms(timeout), poll: poll.map(ms) };
-            let mut hold = Hold::new(terms);
+            let mut hold = Hold::new(terms, keeper);
             let mut at = Duration::ZERO;
             // An independent account: since when no look but clear ones was seen.
             let mut clear_since = None;
             let mut seen = false;
             let mut released = false;
             for (index, &(sight, proxy, lag, length)) in looks.iter().enumerate() {
+                let signal = signals[index];
+                if let Some(reason) = signal.and_then(|number| hold.signal(number)) {
+                    prop_assert_eq!(Some(reason), signal.map(Reason::Signal));
+                    prop_assert!(signal != Some(SIGTERM) || keeper == Keeper::Hook, "a repeated stop signal");
+                    prop_assert!([SIGTERM, SIGINT, SIGQUIT].map(Some).contains(&signal));
+                    released = true;
+                    break;
+                }
+                prop_assert!(![SIGINT, SIGQUIT].map(Some).contains(&signal), "the operator says: now");
                 let begin = at + ms(lag);
                 let end = begin + ms(length);
                 clear_since = if sight == Sight::Clear { clear_since.or(Some(end)) } else { None };

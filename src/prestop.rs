@@ -55,7 +55,7 @@ fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
     let mut watch = Watch::start(log, &parsed.settings, terms, None);
     loop {
         let signal = wait(watch.time_left());
-        let reason = signal.map(Reason::Signal).or_else(|| watch.look_if_due());
+        let reason = signal.and_then(|number| watch.signal(number)).or_else(|| watch.look_if_due());
         if let Some(reason) = reason {
             watch.released(reason);
             return match reason {

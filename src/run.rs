@@ -99,15 +99,15 @@ fn on_signal<'a>(
             log.info("stop signal", &[("signal", &name), ("sender", &arrived.sender)]);
             Phase::Holding(number, Box::new(Watch::start(log, settings, terms, Some(child.pid()))))
         }
-        (Phase::Holding(stop, watch), libc::SIGTERM) => {
-            log.info("a further SIGTERM changes nothing: the hold goes on", &[("sender", &arrived.sender)]);
-            Phase::Holding(stop, watch)
-        }
-        (Phase::Holding(stop, watch), libc::SIGINT | libc::SIGQUIT) => {
+        (Phase::Holding(stop, watch), _) if watch.signal(number).is_some() => {
             log.info("a signal ends the hold", &[("signal", &Name(number))]);
             watch.released(Reason::Signal(number));
             child.stop(stop);
             Phase::After
+        }
+        (Phase::Holding(stop, watch), libc::SIGTERM) => {
+            log.info("a further SIGTERM changes nothing: the hold goes on", &[("sender", &arrived.sender)]);
+            Phase::Holding(stop, watch)
         }
         (Phase::Ending(..) | Phase::After, libc::SIGTERM | libc::SIGINT) => {
             child.stop(number);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::cli::Settings;
-use crate::hold::{Hold, Look, Next, Reason, Sight, Terms};
+use crate::hold::{Hold, Keeper, Look, Next, Reason, Sight, Terms};
 use crate::init::signals::Name;
 use crate::log::{Field, Log, Seconds};
 use crate::pod::Row;
@@ -116,7 +116,7 @@ impl<'a> Watch<'a> {
         Watch {
             log,
             observer: Observer::new(kernel, rules.clone(), child),
-            hold: Hold::new(terms),
+            hold: Hold::new(terms, if child.is_some() { Keeper::Run } else { Keeper::Hook }),
             timeout: terms.timeout,
             start,
             due: Duration::ZERO,
@@ -183,6 +183,12 @@ impl<'a> Watch<'a> {
                 }
             }
         }
+    }
+
+    /// Whether a signal ends the hold.
+    #[must_use]
+    pub fn signal(&self, number: i32) -> Option<Reason> {
+        self.hold.signal(number)
     }
 
     /// Does what is due, a look above all; says why the hold ends, if it does.
