@@ -18,14 +18,14 @@ use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use nix::sys::signal::Signal;
 use pod::sockets::{Family, Made, Shape, Spec, listen, listen_mptcp, listen_reuseport, make};
-use pod::{Programs, Space, await_that, program};
+use pod::{Group, Programs, Space, await_that, program};
 use serde_json::Value;
 
 /// As Istio's proxy: uid 1337, no capability. setpriv keeps some until its exec, and could read what is not readable:
@@ -304,44 +304,6 @@ fn the_wrapped_commands_own_process_is_the_proxy_whatever_its_name() {
 }
 
 // --- One PID namespace for the Pod ---
-
-/// A control group of the test's own. A machine on which none can be made fails the test.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(name: &str) -> Group {
-        let mounts = fs::read_to_string("/proc/mounts").unwrap();
-        let mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-        // Of version 2 first; of version 1 only hierarchies in which a group needs nothing more than its directory.
-        let simple =
-            |mount: &[&str]| mount[2] == "cgroup2" || mount[2] == "cgroup" && !mount[3].contains("cpuset");
-        let mut mounts: Vec<_> = mounts.filter(|mount| simple(mount)).collect();
-        mounts.sort_by_key(|mount| mount[2] != "cgroup2");
-        let name = format!("outlast-test-{}-{name}", std::process::id());
-        let mut refused = Vec::new();
-        for mount in mounts {
-            let path = Path::new(mount[1]).join(&name);
-            match fs::create_dir(&path) {
-                Ok(()) => return Group(path),
-                Err(error) => refused.push(format!("{}: {error}", path.display())),
-            }
-        }
-        panic!("no control group can be made here, which this test needs: {refused:?}");
-    }
-
-    /// A command line that begins in the group.
-    fn command<'a>(&'a self, argv: &[&'a str]) -> Vec<&'a str> {
-        let join = ["sh", "-c", "echo 0 >\"$0/cgroup.procs\" && exec \"$@\"", self.0.to_str().unwrap()];
-        [&join, argv].concat()
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // Its processes are dying.
-        await_that("the end of the control group", || fs::remove_dir(&self.0).is_ok());
-    }
-}
 
 #[test]
 fn in_a_shared_pid_namespace_proxies_are_told_apart_by_control_group() {

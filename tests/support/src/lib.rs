@@ -24,6 +24,7 @@
 mod client;
 mod container;
 pub mod envoy;
+mod group;
 pub mod http;
 mod kubelet;
 mod log;
@@ -36,6 +37,7 @@ mod upstream;
 
 pub use client::{Load, Pace, Request, SlowReader};
 pub use container::{Exit, Process, Status, outlast};
+pub use group::Group;
 pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
 pub use netns::istio_iptables;

@@ -1,5 +1,6 @@
 //! Sockets in every state that TCP has, each with what keeps it there. All on loopback.
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
@@ -265,6 +266,22 @@ pub fn make(spec: Spec) -> io::Result<Made> {
         _ => {}
     }
     Ok(pair.client_is_it())
+}
+
+/// Connections from this process to itself, both ends of each, and no listener.
+pub fn connections(count: usize) -> io::Result<Vec<(Socket, Socket)>> {
+    /// Fewer than a listener's port has ports for its clients.
+    const OF_ONE_LISTENER: usize = 10_000;
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let mut all = Vec::with_capacity(count);
+    while all.len() < count {
+        let listener = listen(wildcard(Family::V4), 16)?;
+        for _ in 0..OF_ONE_LISTENER.min(count - all.len()) {
+            all.push((connect(Family::V4, &listener, true)?, listener.accept()?.0));
+        }
+    }
+    Ok(all)
 }
 
 /// A listener that speaks MPTCP.

@@ -1,12 +1,12 @@
 //! A process that has sockets and does nothing with them: `sockets [--undumpable] [--make SHAPE/FAMILY]…
-//! [--listen ADDRESS]… [--mptcp ADDRESS]… [--connect ADDRESS]… [--stuff ADDRESS]… [-- COMMAND…]`.
+//! [--listen ADDRESS]… [--mptcp ADDRESS]… [--connect ADDRESS]… [--stuff ADDRESS]… [--connections COUNT] [-- COMMAND…]`.
 //!
-//! `--stuff` connects and writes until nothing more goes in. COMMAND is started as a child without any of the
+//! `--stuff` connects and writes until nothing more goes in. `--connections` makes so many to itself, two sockets each. COMMAND is started as a child without any of the
 //! sockets. It says `ready` on stderr and waits to be killed; copies of it have whatever name a test wants.
 
 use anyhow::Result;
 use lexopt::{Arg, ValueExt};
-use pod::sockets::{listen, listen_mptcp, make, stuff};
+use pod::sockets::{connections, listen, listen_mptcp, make, stuff};
 use socket2::{Domain, Socket, Type};
 use std::net::SocketAddr;
 use std::process::Command;
@@ -26,6 +26,11 @@ fn main() -> Result<()> {
                 let socket = connect(parser.value()?.parse()?)?;
                 stuff(&socket)?;
                 kept.push(socket);
+            }
+            Arg::Long("connections") => {
+                for (client, server) in connections(parser.value()?.parse()?)? {
+                    kept.extend([client, server]);
+                }
             }
             Arg::Value(program) => child = std::iter::once(program).chain(parser.raw_args()?).collect(),
             _ => return Err(arg.unexpected().into()),
