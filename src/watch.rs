@@ -38,6 +38,11 @@ const DRAIN_PAUSE: Duration = Duration::from_secs(1);
 /// The time between two glances.
 const GLANCE: Duration = Duration::from_millis(10);
 
+/// Looks are made early for as long as the hold has cost less than this part of the time since the hold's
+/// start, and of this time more: whoever makes one short connection after another shall not have one look follow another.
+const EARLY_SHARE: u32 = 20;
+const EARLY_CREDIT: Duration = Duration::from_secs(2);
+
 /// A listener as the log tells it apart: workers of one program are one.
 type Listener = (SocketAddr, u32, Owner);
 
@@ -53,6 +58,8 @@ pub struct Watch<'a> {
     due: Duration,
     /// The CPU time that the process had used at the end of the last look.
     spent: Duration,
+    /// And before the first.
+    spent_before: Duration,
     names: String,
     looked: bool,
     trouble_said: bool,
@@ -121,6 +128,7 @@ impl<'a> Watch<'a> {
             start,
             due: Duration::ZERO,
             spent: cpu_time(),
+            spent_before: cpu_time(),
             names,
             looked: false,
             trouble_said: false,
@@ -221,6 +229,11 @@ impl<'a> Watch<'a> {
     /// the last is noticed at once. The look that follows confirms it.
     fn glance_says_now(&mut self, now: Duration) -> bool {
         if self.glance.is_none_or(|at| now < at) {
+            return false;
+        }
+        let spent = self.spent.saturating_sub(self.spent_before);
+        if spent.saturating_mul(EARLY_SHARE) > now.saturating_add(EARLY_CREDIT) {
+            self.glance = None;
             return false;
         }
         let changed = self.observer.glance();
