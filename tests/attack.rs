@@ -538,7 +538,8 @@ fn whatever_a_hook_is_answered_the_timeout_is_kept_and_no_other_address_is_asked
         let (status, log) = finish(start(&pod.space, &kit.prestop(&["--native-sidecar"])));
         assert_eq!(status, 0, "{log}");
         let words = ["poststart", "--ready-timeout=1s"].map(str::to_owned);
-        let (status, log) = finish(start(&pod.space, &[std::slice::from_ref(&kit.outlast), &words[..]].concat()));
+        let (status, log) =
+            finish(start(&pod.space, &[std::slice::from_ref(&kit.outlast), &words[..]].concat()));
         let ready = how.0.ends_with("200 OK\r\ncontent-length: 0\r\n\r\n");
         assert_eq!(status, if ready { 0 } else { 124 }, "{log}");
         pod.assert_none_elsewhere();
