@@ -339,6 +339,21 @@ fn drain_through_prestop_asks_all_clients_to_leave_and_goes_on_accepting() {
     assert_eq!(asked, all);
 }
 
+/// Envoy before 1.33 drains its outbound listener too (envoy#37873): what it goes on to accept is accepted there as well.
+#[test]
+fn a_call_of_the_applications_after_the_drain_began_is_passed_on() {
+    let call = ["--last-call", "http://10.9.0.1:9000/last"];
+    let pod = run(&["--drain=0"])
+        .application(&[&["--listen", "0.0.0.0:8080", "--serve-more", "2s"], &call[..]].concat())
+        .start()
+        .unwrap();
+    let upstream = pod.upstream(9000).unwrap();
+    let report = pod.stop(&StopPlan::new(GRACE));
+    assert!(pod.log().find("sidecar", "Envoy drains").is_some(), "it was not told to drain");
+    assert_eq!(upstream.calls().len(), 1, "the last call");
+    assert_clean(&report);
+}
+
 #[test]
 fn envoys_own_drain_strategy_asks_only_some() {
     let builder = run(&["--drain=500ms"]).env("POD_DRAIN_STRATEGY", "gradual");
