@@ -262,7 +262,7 @@ fn sockets_that_come_and_go_do_not_end_the_hold_of_another_application() {
     let hooks: Vec<Child> =
         [&["--source=diag"][..], &["--source=proc"], &["--settle=0s"], &["--settle=50ms", "--poll=50ms"]]
             .map(|flags| {
-                start(&space, &kit.prestop(&[flags, &["--timeout=55s", "--grace-period=70s"]].concat()))
+                start(&space, &kit.prestop(&[flags, &["--timeout=10m", "--grace-period=11m"]].concat()))
             })
             .into();
     await_that("all hooks", || space.log().matches("hold started").count() == hooks.len());
@@ -362,7 +362,7 @@ fn an_envoy_in_another_pid_namespace_holds_and_is_no_proxy() {
     ];
     let agent = [&[kit.agent.as_str()], &taken[..], &["--", &kit.envoy]].concat();
     let other = Elsewhere::start(&space, &agent);
-    let hook = start(&space, &kit.prestop(&["--timeout=50s", "--grace-period=60s"]));
+    let hook = start(&space, &kit.prestop(&["--timeout=10m", "--grace-period=11m"]));
     space.await_log("listener tcp6 [::]:15020");
     drop(other);
     let (status, log) = finish(hook);
@@ -375,7 +375,7 @@ fn an_envoy_in_another_pid_namespace_holds_and_is_no_proxy() {
     }
     // And where the proxy ends, the attacker's is none to hold for.
     let _other = Elsewhere::start(&space, &agent);
-    let hook = start(&space, &kit.prestop(&["--timeout=50s", "--grace-period=60s"]));
+    let hook = start(&space, &kit.prestop(&["--timeout=10m", "--grace-period=11m"]));
     await_that("the second hold", || space.log().matches("listener tcp6 [::]:15020").count() == 2);
     space.signal("envoy", Signal::SIGKILL);
     let (status, log) = finish(hook);
@@ -537,10 +537,11 @@ fn whatever_a_hook_is_answered_the_timeout_is_kept_and_no_other_address_is_asked
 
         let (status, log) = finish(start(&pod.space, &kit.prestop(&["--native-sidecar"])));
         assert_eq!(status, 0, "{log}");
-        let words = ["poststart", "--ready-timeout=1s"].map(str::to_owned);
+        let ready = how.0.ends_with("200 OK\r\ncontent-length: 0\r\n\r\n");
+        let words = ["poststart", if ready { "--ready-timeout=50s" } else { "--ready-timeout=1s" }]
+            .map(str::to_owned);
         let (status, log) =
             finish(start(&pod.space, &[std::slice::from_ref(&kit.outlast), &words[..]].concat()));
-        let ready = how.0.ends_with("200 OK\r\ncontent-length: 0\r\n\r\n");
         assert_eq!(status, if ready { 0 } else { 124 }, "{log}");
         pod.assert_none_elsewhere();
     });
@@ -551,7 +552,8 @@ fn whatever_run_is_answered_the_signal_is_forwarded_and_no_other_address_is_aske
     let kit = Kit::new();
     for_each_answer(|how| {
         // With its listeners ignored, so that the hold ends clear and pilot-agent's drain is to be skipped.
-        let flags = ["--ignore-port=80,15000,15020,15021", "--drain=0s", "--timeout=20s"];
+        let flags =
+            ["--ignore-port=80,15000,15020,15021", "--drain=0s", "--timeout=50s", "--grace-period=60s"];
         let argv =
             [&[kit.outlast.as_str(), "run"], &flags[..], &["--", &kit.agent, "--", &kit.envoy]].concat();
         let mut pod = Answered::new(&argv, how);

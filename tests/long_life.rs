@@ -42,7 +42,7 @@ fn time() -> Duration {
 struct Counters {
     /// KiB that no file stands for.
     anonymous: u64,
-    /// KiB that are resident.
+    /// KiB that are resident, with pages of the program itself, which come as they are used first: to be read.
     rss: u64,
     fds: usize,
     threads: u64,
@@ -99,7 +99,6 @@ fn assert_as_before(before: &Counters, space: &Space) {
     println!("before {before:?}\nafter  {after:?}");
     assert_eq!((after.fds, after.threads), (before.fds, before.threads));
     assert!(after.anonymous <= before.anonymous + MOST_GROWTH, "{before:?} {after:?}");
-    assert!(after.rss <= before.rss + MOST_GROWTH, "{before:?} {after:?}");
 }
 
 /// Does it again and again, and compares what outlast uses after a tenth of the time and at the end; how often it did it.
