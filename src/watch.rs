@@ -38,8 +38,8 @@ const DRAIN_PAUSE: Duration = Duration::from_secs(1);
 /// The time between two glances.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// Looks are made early for as long as the hold has cost less than this part of the time since the hold's
-/// start, and of this time more: whoever makes one short connection after another shall not have one look follow another.
+/// Looks are made early for as long as the hold has cost less than this part of the time since its start, and of this time
+/// more: whoever makes one short connection after another shall not have one look follow another.
 const EARLY_SHARE: u32 = 20;
 const EARLY_CREDIT: Duration = Duration::from_secs(2);
 
@@ -95,6 +95,7 @@ impl<'a> Watch<'a> {
     pub fn start(log: &'a Log, settings: &Settings, terms: Terms, child: Option<i32>) -> Watch<'a> {
         // Before anything that may take its time: the timeout counts from the signal.
         let start = Instant::now();
+        let spent = cpu_time();
         let rules = &settings.rules;
         let names = rules.proxy.join(",");
         let poll = terms.poll.map_or("auto".into(), |poll| format!("{poll:?}"));
@@ -127,8 +128,8 @@ impl<'a> Watch<'a> {
             timeout: terms.timeout,
             start,
             due: Duration::ZERO,
-            spent: cpu_time(),
-            spent_before: cpu_time(),
+            spent,
+            spent_before: spent,
             names,
             looked: false,
             trouble_said: false,
