@@ -465,7 +465,8 @@ fn answer(mut stream: TcpStream, (first, then): (&str, Then)) {
     }
 }
 
-/// A container with two more addresses, and a listener there that nobody may come to. In the proxy's place the attacker
+/// A container with two more addresses, and listeners there that nobody may come to, nor to the redirects' port on
+/// loopback, to which every address would be turned. In the proxy's place the attacker
 /// answers on every port that outlast asks.
 struct Answered {
     space: Space,
@@ -479,7 +480,9 @@ impl Answered {
         let space = Space::start_with(addresses, argv);
         space.await_ready();
         let elsewhere = space.inside(|| {
-            ["203.0.113.7:80", "[2001:db8::7]:80"].map(|at| TcpListener::bind(at).unwrap()).into()
+            ["203.0.113.7:80", "[2001:db8::7]:80", "127.0.0.1:80", "[::1]:80"]
+                .map(|at| TcpListener::bind(at).unwrap())
+                .into()
         });
         let asked = Arc::<AtomicUsize>::default();
         for port in [15000, 15020, 15021] {
