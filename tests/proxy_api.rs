@@ -450,6 +450,16 @@ fn of_both_loopbacks_the_one_that_answered_is_kept() {
     assert_eq!(v4.requests().len(), 0);
 }
 
+/// Dropping it ends the process, in a test that fails too.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_redirect_is_an_answer_and_not_followed() {
     // In a network of its own, where the link-local address of cloud metadata is there and would answer.
@@ -458,12 +468,12 @@ fn a_redirect_is_an_answer_and_not_followed() {
         command.args(["--net", "--fork", "--kill-child", "sh", "-c"]);
         command.arg("ip link set lo up && ip addr add 169.254.169.254/32 dev lo && exec \"$@\"");
         command.arg("sh").args(words).stdout(Stdio::piped());
-        command.spawn().unwrap()
+        Ending(command.spawn().unwrap())
     };
     let mut holder = unshare(&["sh", "-c", "echo up; exec sleep 1000"]);
     let mut up = String::new();
-    BufReader::new(holder.stdout.take().unwrap()).read_line(&mut up).unwrap();
-    let network = || File::open(format!("/proc/{}/ns/net", holder.id())).unwrap();
+    BufReader::new(holder.0.stdout.take().unwrap()).read_line(&mut up).unwrap();
+    let network = || File::open(format!("/proc/{}/ns/net", holder.0.id())).unwrap();
     let inside = |address: (Ipv4Addr, u16), status: &'static str| {
         thread::scope(|scope| {
             let bind = || {
@@ -487,7 +497,7 @@ fn a_redirect_is_an_answer_and_not_followed() {
         };
         let server = inside((Ipv4Addr::LOCALHOST, 0), location);
         let mut nsenter = Command::new("nsenter");
-        nsenter.args(["--net", "--target", &holder.id().to_string(), "--"]).arg(outlast());
+        nsenter.args(["--net", "--target", &holder.0.id().to_string(), "--"]).arg(outlast());
         let words = ["poststart", "--ready-url", &server.url(), "--ready-timeout=300ms"];
         let ended = Outlast::as_argument_of(nsenter, &words).run();
         assert_eq!(ended.status, 124, "{}", ended.log);
@@ -495,8 +505,6 @@ fn a_redirect_is_an_answer_and_not_followed() {
         assert!(server.requests().iter().all(|request| request == "GET /path"), "{:?}", server.requests());
     }
     assert_eq!(metadata.requests().len(), 0);
-    let _ = holder.kill();
-    let _ = holder.wait();
 }
 
 #[test]
