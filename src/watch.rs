@@ -26,8 +26,10 @@ const NAMED_CONNECTIONS: usize = 10;
 const NAMED_HOLDERS: usize = 20;
 /// Of the rest, this many peer ports are counted by number.
 const NAMED_PORTS: usize = 5;
-/// The shortest time between two lines about a changed set of listeners.
+/// The shortest time between two lines about a changed set of listeners; it doubles with every so many lines, or an
+/// application that never rests would fill the log.
 const CHANGE_PACE: Duration = Duration::from_secs(1);
+const CHANGES_AT_PACE: u32 = 5;
 /// The time between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
@@ -67,6 +69,8 @@ pub struct Watch<'a> {
     /// The application's as the hold began; empty once one of them has closed: it is stopping.
     unmoved: Vec<Listener>,
     change_said: Duration,
+    change_pace: Duration,
+    changes: u32,
     beat: Duration,
     /// One of the last holders seen, and when.
     last: Option<(Row, Duration)>,
@@ -136,6 +140,8 @@ impl<'a> Watch<'a> {
             listeners: Vec::new(),
             unmoved: Vec::new(),
             change_said: Duration::ZERO,
+            change_pace: CHANGE_PACE,
+            changes: 0,
             beat: Duration::ZERO,
             last: None,
             application_seen: false,
@@ -322,8 +328,12 @@ impl<'a> Watch<'a> {
         if self.unmoved.iter().any(|listener| listeners.binary_search(listener).is_err()) {
             self.unmoved.clear();
         }
-        if listeners != self.listeners && now.saturating_sub(self.change_said) >= CHANGE_PACE {
+        if listeners != self.listeners && now.saturating_sub(self.change_said) >= self.change_pace {
             self.change_said = now;
+            self.changes = self.changes.wrapping_add(1);
+            if self.changes.is_multiple_of(CHANGES_AT_PACE) {
+                self.change_pace = self.change_pace.saturating_mul(2);
+            }
             let added = difference(&listeners, &self.listeners);
             let removed = difference(&self.listeners, &listeners);
             let after = Seconds(now);

@@ -30,6 +30,8 @@ use pod::{Programs, Space, await_that, outlast, program};
 const MOST_GROWTH: u64 = 16;
 const SIGNALS: usize = 1_000;
 const ORPHANS: usize = 200;
+/// Of an application that closes its listener and opens it again.
+const TURNS: usize = 20;
 
 fn time() -> Duration {
     let seconds =
@@ -186,18 +188,20 @@ fn in_a_hold_looks_by_the_thousand_leave_it_as_it_was() {
     let mut application = Some(application);
     let rounds = live(&space, || {
         signals_and_orphans(&space);
-        // Looks at listeners alone, and at everything.
+        // Looks at listeners alone, at everything, and at one that is known.
         space.inside(|| {
-            let connections = connections(100).unwrap();
-            drop(application.take());
             let wait = |more| {
                 let enough = wake_ups(space.init) + more;
                 await_that("looks", || wake_ups(space.init) >= enough);
             };
-            wait(50);
-            application = Some(TcpListener::bind("0.0.0.0:8080").unwrap());
-            wait(50);
-            drop(connections);
+            for _ in 0..TURNS {
+                let connections = connections(10).unwrap();
+                drop(application.take());
+                wait(2);
+                application = Some(TcpListener::bind("0.0.0.0:8080").unwrap());
+                wait(2);
+                drop(connections);
+            }
         });
     });
     let looks = wake_ups(space.init) - wake_ups_before;
@@ -206,7 +210,7 @@ fn in_a_hold_looks_by_the_thousand_leave_it_as_it_was() {
         start.elapsed().as_secs_f64(),
         rounds * SIGNALS,
         rounds * ORPHANS,
-        rounds * 201,
+        rounds * TURNS * 21,
         space.log().lines().count()
     );
     drop(application);
