@@ -316,10 +316,10 @@ fn thousands_of_listeners_that_come_and_go_for_30_s_make_fewer_than_100_lines() 
     };
     let attack = Attack::new(&space, vec![Box::new(flap)]);
     let used = stop_and_measure(&mut space);
-    let (log, flaps) = (space.log(), attack.rounds() * AT_ONCE);
+    let (log, listeners) = (space.log(), attack.rounds() * AT_ONCE);
     let lines = log.lines().count();
-    println!("{flaps} listeners, {lines} lines, {} bytes", log.len());
-    assert!(flaps > 10_000, "only {flaps}");
+    println!("{listeners} listeners, {lines} lines, {} bytes", log.len());
+    assert!(listeners > 10_000, "only {listeners}");
     assert!(log.contains("reason=timeout") && lines < 100, "{lines} lines: {log}");
     assert!(log.lines().all(|line| line.len() < 4096));
     used.assert_within("listeners", MOST, HALF_A_CORE * used.wall);
