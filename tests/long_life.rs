@@ -198,7 +198,11 @@ fn in_a_hold_looks_by_the_thousand_leave_it_as_it_was() {
                 let connections = connections(10).unwrap();
                 drop(application.take());
                 wait(2);
-                application = Some(TcpListener::bind("0.0.0.0:8080").unwrap());
+                // A process that another test is about to execute may have the old one for a moment.
+                await_that("the port", || {
+                    application = TcpListener::bind("0.0.0.0:8080").ok();
+                    application.is_some()
+                });
                 wait(2);
                 drop(connections);
             }
