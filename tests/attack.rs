@@ -42,7 +42,7 @@ const AS_PROXY: &[&str] =
 const MOST_BESIDE_SOCKETS: u64 = 64;
 /// Without them, whatever is answered: MB of memory.
 const MOST: u64 = 8;
-/// Of the time that a hold takes, generously: a look of its own for every look of the attacker's is all of a core.
+/// Of the time that a hold takes, generously.
 const HALF_A_CORE: f64 = 0.5;
 /// Seconds of CPU time: five tries to tell Envoy to drain, one to tell pilot-agent, half a second each.
 const REQUESTS: f64 = 4.0;
@@ -235,7 +235,7 @@ fn beside_a_hundred_thousand_sockets_memory_and_cpu_are_bounded_and_the_timeout_
 #[test]
 fn one_short_connection_after_another_beside_a_busy_proxy_costs_bounded_cpu() {
     let kit = Kit::new();
-    let mut space = kit.run(&["--timeout=8s"], &["--connections=4500"]);
+    let mut space = kit.run(&["--timeout=8s"], &["--connections=1000"]);
     let mut held = space.inside(|| connections(2).unwrap());
     let attack = Attack::new(
         &space,
@@ -247,7 +247,7 @@ fn one_short_connection_after_another_beside_a_busy_proxy_costs_bounded_cpu() {
     );
     let used = stop_and_measure(&mut space);
     assert!(space.log().contains("reason=timeout") && attack.rounds() > 1_000, "{}", space.log());
-    used.assert_within("short connections", MOST_BESIDE_SOCKETS, HALF_A_CORE * used.wall);
+    used.assert_within("short connections", MOST_BESIDE_SOCKETS, HALF_A_CORE / 2.0 * used.wall);
 }
 
 /// The attacker's listeners are before the quiet one in one of the kernel's lists: its hash of at most 2^16 buckets takes
