@@ -13,7 +13,19 @@
 //! [`hold`] and [`pod::owners`] never touch the kernel. [`pod::snapshot`] reads it through the trait
 //! [`pod::kernel::Kernel`], [`watch`] gives it the clock and the log, [`run`] and [`prestop`] wait for the next look.
 //! There is one thread.
-#![cfg_attr(test, allow(clippy::arithmetic_side_effects, reason = "a test may end"))]
+// What would end PID 1, or write where a full pipe blocks it, is an error; a test may do so.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::print_stderr,
+        clippy::print_stdout,
+        clippy::unwrap_used
+    )
+)]
 
 pub mod app;
 pub mod cli;

@@ -1,5 +1,19 @@
 //! The `outlast` program: parse, dispatch, map the outcome to an exit status.
 
+// What would end PID 1, or write where a full pipe blocks it, is an error; a test may do so.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::print_stderr,
+        clippy::print_stdout,
+        clippy::unwrap_used
+    )
+)]
+
 use std::env;
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -2,15 +2,6 @@
 //!
 //! Needs root, because it wants a network of its own: a socket that another test opens would be new.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use std::alloc::{GlobalAlloc, Layout, System as Memory};
 use std::cell::Cell;
 use std::env;

@@ -3,15 +3,6 @@
 //!
 //! Needs root, Envoy, util-linux, iproute2, net-tools and the static binary: `scripts/test` has them.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use pod::outlast;
 use std::fs;
 use std::io::ErrorKind;

@@ -5,16 +5,6 @@
 //! The attacker is threads of the test in the container's network, or processes there. Needs root, util-linux, iproute2
 //! and the static binary: `scripts/test` has them.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::mem::replace;

@@ -4,16 +4,6 @@
 //! Needs root, Envoy and the static binary: `scripts/test` has all three. The figures of docs/limits.md and
 //! docs/fast-exit.md are what these tests print: `cargo test --test drain -- --nocapture`.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use pod::outlast;
 use std::thread;
 use std::time::{Duration, Instant};

@@ -2,15 +2,6 @@
 //!
 //! Needs root, Envoy and the static binary: `scripts/test` has all three.
 
-// A failing test panics; clippy.toml says so for functions marked as tests, not for what they share.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used
-)]
-
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pod::{Builder, ContainerReport, Load, Pace, Pod, Request, Status, StopPlan, StopReport};

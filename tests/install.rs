@@ -1,12 +1,5 @@
 //! `outlast install`, with the static binary. Needs root for its mounts.
 
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use pod::outlast;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

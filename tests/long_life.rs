@@ -4,16 +4,6 @@
 //! Each test takes `LONG_LIFE_SECONDS`, 10 where that is not set; with `--nocapture` they say what there was.
 //! Needs root, util-linux, iproute2 and the static binary: `scripts/test` has them.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;

@@ -2,16 +2,6 @@
 //!
 //! Needs root, util-linux, iproute2 and libcap: `scripts/test` has them.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use pod::outlast;
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,14 +1,6 @@
 //! `docs/reliability.md` says what is so: every test that it names is there, every use of `unsafe` and every crate is in
 //! its tables.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,16 +3,6 @@
 //!
 //! Needs root, util-linux and iproute2: each test runs in a process with a network of its own.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::io::{self, Write};

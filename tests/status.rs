@@ -2,16 +2,6 @@
 //!
 //! Needs root, Envoy, iproute2, net-tools, strace and the static binary: `scripts/test` has them.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use pod::outlast;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

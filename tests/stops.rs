@@ -3,15 +3,6 @@
 //!
 //! Needs root, Envoy and the static binary: `scripts/test` has all three.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "a test may panic, and so may what tests share"
-)]
-
 use pod::outlast;
 use std::time::{Duration, Instant};
 
