@@ -134,23 +134,23 @@ impl ProxyApi {
     /// No answer within the time, or none that is HTTP.
     pub fn request(&mut self, method: Method, url: &Url) -> Result<u16, Problem> {
         let mut answer = self.once(method, url);
-        if !self.kept && answer.as_ref().is_err_and(is_refusal) {
+        let mut refused = self.is_refusal(&answer);
+        if refused && !self.kept {
             self.loopback.swap();
-            match self.once(method, url) {
-                Err(second) => {
-                    self.loopback.swap();
-                    // Where there is no IPv6, that is not what is wrong.
-                    if !is_refusal(&second) {
-                        answer = Err(second);
-                    }
-                }
-                second => answer = second,
+            let second = self.once(method, url);
+            let second_refused = self.is_refusal(&second);
+            if second.is_err() {
+                self.loopback.swap();
+            }
+            // Where there is no IPv6, that is not what is wrong.
+            if !second_refused {
+                (answer, refused) = (second, false);
             }
         }
         self.kept |= answer.is_ok();
         answer.map_err(|error| Problem {
             passing: true,
-            refused: is_refusal(&error),
+            refused,
             what: match error {
                 Error::Timeout(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
                 error => error.to_string(),
@@ -179,8 +179,13 @@ impl ProxyApi {
         // On loopback a port without a listener refuses at once; anything else may still be a server.
         ips.iter().all(|ip| {
             TcpStream::connect_timeout(&SocketAddr::new(*ip, port), REQUEST_TIMEOUT)
-                .is_err_and(|error| nobody_there(&error))
+                .is_err_and(|error| nobody_there(*ip, &error))
         })
+    }
+
+    /// Whether the address that was asked last has nobody to answer.
+    fn is_refusal(&self, answer: &Result<u16, Error>) -> bool {
+        matches!(answer, Err(Error::Io(error)) if nobody_there(self.loopback.ip(), error))
     }
 
     fn once(&self, method: Method, url: &Url) -> Result<u16, Error> {
@@ -199,14 +204,14 @@ impl Default for ProxyApi {
     }
 }
 
-fn is_refusal(error: &Error) -> bool {
-    matches!(error, Error::Io(error) if nobody_there(error))
-}
-
-/// A port that nobody has, or a family of addresses that this host does not know.
-fn nobody_there(error: &io::Error) -> bool {
-    let errors = [libc::ECONNREFUSED, libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT, libc::ENETUNREACH];
-    error.raw_os_error().is_some_and(|number| errors.contains(&number))
+/// A port that nobody has, or a family of addresses that this host does not know. That 127.0.0.1 cannot be had says only
+/// that somebody has taken all ports towards it.
+fn nobody_there(ip: IpAddr, error: &io::Error) -> bool {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED | libc::EAFNOSUPPORT | libc::ENETUNREACH) => true,
+        Some(libc::EADDRNOTAVAIL) => ip.is_ipv6(),
+        _ => false,
+    }
 }
 
 /// Whatever a URL says, its host is this one: 127.0.0.1 or `::1`.
@@ -219,14 +224,16 @@ impl Loopback {
     fn swap(&self) {
         self.v6.fetch_xor(true, Relaxed);
     }
+
+    fn ip(&self) -> IpAddr {
+        if self.v6.load(Relaxed) { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() }
+    }
 }
 
 impl Resolver for Loopback {
     fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
-        let ip: IpAddr =
-            if self.v6.load(Relaxed) { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
         let mut addresses = self.empty();
-        addresses.push(SocketAddr::new(ip, uri.port_u16().unwrap_or(80)));
+        addresses.push(SocketAddr::new(self.ip(), uri.port_u16().unwrap_or(80)));
         Ok(addresses)
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Needs root, util-linux and iproute2: `scripts/test` has them.
 
-use pod::outlast;
+use pod::{Space, outlast};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -814,6 +814,31 @@ fn without_ipv6_a_refusal_is_a_refusal() {
     let ended = Outlast::as_argument_of(unshare, &words).run();
     assert_eq!(ended.status, 124, "{}", ended.log);
     assert!(ended.log.contains("refused"), "{}", ended.log);
+}
+
+#[test]
+fn ports_that_are_all_taken_are_no_reason_to_ask_another_loopback() {
+    // Whoever takes them could answer there in the proxy's place.
+    let space =
+        Space::start_with("echo 40000 40001 >/proc/sys/net/ipv4/ip_local_port_range", &["sleep", "1000"]);
+    let server = space.inside(|| {
+        Server::start(TcpListener::bind("[::1]:15021").unwrap(), |call| {
+            call.status("200 OK");
+            true
+        })
+    });
+    let _taken = space.inside(|| {
+        let proxys = TcpListener::bind("127.0.0.1:15021").unwrap();
+        let connect = || TcpStream::connect("127.0.0.1:15021");
+        let taken = [connect().unwrap(), connect().unwrap()];
+        assert_eq!(connect().unwrap_err().raw_os_error(), Some(libc::EADDRNOTAVAIL));
+        (proxys, taken)
+    });
+    let outlast = outlast();
+    let poststart = [outlast.to_str().unwrap(), "poststart", "--ready-timeout=300ms"];
+    let output = space.command(&poststart).output().unwrap();
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    assert_eq!(server.requests(), Vec::<String>::new());
 }
 
 #[test]
