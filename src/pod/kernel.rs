@@ -20,8 +20,8 @@ use super::sock_diag::{SockDiag, States};
 
 /// The kernel gives a table out a page at a time at most (`fs/seq_file.c`).
 const PAGE: usize = 4096;
-/// It looks for as many rows as fit in what is asked for and for one more, through all of its hash if need be: so where a listener is
-/// looked for one row at a time is read (`TMPSZ` of `net/ipv4/tcp_ipv4.c`), and some where it must walk anyhow.
+/// It looks for as many rows as fit in what is asked for, and for one more, through all of its hash if need be: so where a
+/// listener is looked for one row at a time is read (`TMPSZ` of `net/ipv4/tcp_ipv4.c`), and some where it must walk anyhow.
 const ONE_ROW: usize = 150;
 const FEW_ROWS: usize = 512;
 
