@@ -143,6 +143,12 @@ pub(crate) fn wall_off(pod: &Netns, port: u16, refuse: bool) -> Result<()> {
     Ok(())
 }
 
+/// Whoever connects to `port` on the loopback reaches `other`.
+pub(crate) fn redirect_port(pod: &Netns, port: u16, other: u16) -> Result<()> {
+    let rule = format!("-I OUTPUT -o lo -p tcp -d 127.0.0.1 --dport {port} -j REDIRECT --to-ports {other}");
+    pod.command("iptables-restore", &["--wait", "--noflush"], &format!("*nat\n{rule}\nCOMMIT\n"))
+}
+
 /// The first `count` SYNs to `port` are lost. The bucket of the match holds as many and is not filled again in time.
 pub(crate) fn drop_syns(client: &Netns, port: u16, count: u32) -> Result<()> {
     let rule =

@@ -4,9 +4,12 @@ use crate::container::{Process, Spec, programs, repository};
 use crate::log::{Line, Log};
 use crate::netns::{self, Netns};
 use crate::throttle::Throttle;
-use crate::{POD_V4, http};
+use crate::{NONSENSE, POD_V4, http};
 use anyhow::{Context, Result, bail, ensure};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -151,8 +154,8 @@ impl Pod {
         self.spec.exec(&self.sidecar, &argv, &self.log, source)
     }
 
-    pub(crate) fn start_hook(&self, argv: &[String]) -> Result<Process> {
-        let hook = self.spec.exec(&self.sidecar, argv, &self.log, "hook");
+    pub(crate) fn start_hook(&self, argv: &[String], source: &str) -> Result<Process> {
+        let hook = self.spec.exec(&self.sidecar, argv, &self.log, source);
         hook.inspect_err(|error| self.log.push("kubelet", format!("hook: {error:#}")))
     }
 
@@ -199,6 +202,11 @@ impl Pod {
         netns::wall_off(&self.net, port, refuse)
     }
 
+    /// From now on who asks `port` on the Pod's loopback is answered with nonsense, by a sidecar with `POD_NONSENSE=true`.
+    pub fn confuse(&self, port: u16) -> Result<()> {
+        netns::redirect_port(&self.net, port, NONSENSE)
+    }
+
     /// Drops the first `count` connection attempts to an upstream's `port`: its SYN-ACK comes with the kernel's next
     /// try, 1 s after the one before on Linux 6.5 and later, 1 s and 2 s before that.
     pub fn drop_syns(&self, port: u16, count: u32) -> Result<()> {
@@ -207,7 +215,33 @@ impl Pod {
 
     /// The sidecar's Envoys get `percent` of a CPU, together, until the value is dropped.
     pub fn throttle_envoy(&self, percent: u32) -> Result<Throttle> {
-        Throttle::start(&self.sidecar.others("envoy"), percent)
+        self.throttle("envoy", percent)
+    }
+
+    /// The same for all of the Pod's processes of this name.
+    pub fn throttle(&self, comm: &str, percent: u32) -> Result<Throttle> {
+        Throttle::start(&self.called(comm), percent)
+    }
+
+    /// The host's process ids of those in the Pod's containers that are called `comm`.
+    pub fn called(&self, comm: &str) -> Vec<i32> {
+        let containers = std::iter::once(&self.sidecar).chain(&self.application);
+        containers.flat_map(|container| container.others(comm)).collect()
+    }
+
+    /// The Pod's processes of this name can open only `more` files than they have open now.
+    pub fn limit_files(&self, comm: &str, more: u64) -> Result<()> {
+        for pid in self.called(comm) {
+            let process = format!("/proc/{pid}");
+            let open = std::fs::read_dir(format!("{process}/fd"))?.count() as u64;
+            let (uid, gid) = (std::fs::metadata(&process)?.uid(), std::fs::metadata(&process)?.gid());
+            // As the process's own user: another's takes CAP_SYS_RESOURCE, which root may lack.
+            let mut prlimit = Command::new("prlimit");
+            prlimit.arg(format!("--pid={pid}")).arg(format!("--nofile={}:", open + more)).uid(uid).gid(gid);
+            let status = prlimit.status().context("prlimit, of util-linux")?;
+            ensure!(status.success(), "prlimit for {comm}: {status}");
+        }
+        Ok(())
     }
 
     pub(crate) fn part(&self) {
