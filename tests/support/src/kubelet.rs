@@ -3,6 +3,7 @@
 use crate::container::{Exit, Process};
 use crate::pod::Pod;
 use nix::sys::signal::Signal;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -85,14 +86,24 @@ impl Pod {
     }
 
     /// Stops the application alone, and the sidecar only after `over` has returned: a proxy that is never in anyone's way.
-    pub fn stop_in_turn(&self, grace: Duration, over: impl FnOnce()) -> StopReport {
+    /// Where the sidecar has ended by itself the network goes with the application, as ever.
+    pub fn stop_in_turn(&self, grace: Duration, over: impl FnOnce() + Send) -> StopReport {
+        const LOOK: Duration = Duration::from_millis(20);
         let started = Instant::now();
         let plan = StopPlan::new(grace);
         self.log().push("kubelet", "stop of the application alone".to_owned());
         let application = self.application().map(|a| self.stop_container(a, &plan, started));
-        over();
+        thread::scope(|s| {
+            let over = s.spawn(over);
+            while !over.is_finished() && self.sidecar().wait(LOOK).is_none() {}
+            if self.sidecar().exit().is_some() {
+                self.part();
+            }
+        });
         let sidecar = self.stop_container(self.sidecar(), &plan, Instant::now());
-        self.part();
+        if !self.gone.load(Ordering::Relaxed) {
+            self.part();
+        }
         StopReport { started, sidecar, application }
     }
 

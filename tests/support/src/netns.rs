@@ -161,5 +161,8 @@ pub(crate) fn silence(client: &Netns, port: u16) -> Result<()> {
     let rules = format!(
         "*filter\n-A INPUT -p tcp --dport {port} -j DROP\n-A OUTPUT -p tcp --sport {port} -j DROP\nCOMMIT\n"
     );
-    client.command("iptables-restore", &["--wait", "--noflush"], &rules)
+    for program in ["iptables-restore", "ip6tables-restore"] {
+        client.command(program, &["--wait", "--noflush"], &rules)?;
+    }
+    Ok(())
 }

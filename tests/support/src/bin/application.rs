@@ -84,6 +84,15 @@ impl Drop for Counted {
     }
 }
 
+/// One line in one write: those of several processes do not mix.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        let line = format!($($text)*) + "\n";
+        // Nobody reads it any more.
+        let _ = io::stderr().write_all(line.as_bytes());
+    }};
+}
+
 fn now() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map(Duration::from);
     now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
@@ -95,7 +104,7 @@ fn main() -> Result<ExitCode> {
     stop.thread_block()?;
     let options = parse()?;
     if options.workers == 0 {
-        return serve_and_stop(options, &stop, || eprintln!("ready"));
+        return serve_and_stop(options, &stop, || say!("ready"));
     }
     // SAFETY of the forks below: this process has one thread.
     let (started, start) = pipe()?;
@@ -112,7 +121,7 @@ fn main() -> Result<ExitCode> {
     }
     drop(start);
     File::from(started).read_exact(&mut vec![0; workers.len()]).context("a worker has not started")?;
-    eprintln!("ready");
+    say!("ready");
     lead(&workers, &stop)
 }
 
@@ -144,11 +153,11 @@ fn serve_and_stop(options: Options, stop: &SigSet, ready: impl FnOnce()) -> Resu
 
     if let Some(time) = options.job {
         thread::sleep(time);
-        eprintln!("the job is done");
+        say!("the job is done");
         return Ok(ExitCode::from(options.status));
     }
     stop.wait()?;
-    eprintln!("stop signal");
+    say!("stop signal");
     if options.never_stop {
         loop {
             stop.wait()?;
@@ -161,25 +170,25 @@ fn serve_and_stop(options: Options, stop: &SigSet, ready: impl FnOnce()) -> Resu
         thread::sleep(gap);
         listeners = open(&server)?;
         let gap = Duration::from_nanos(now() - closed);
-        eprintln!("listening again gap={}", gap.as_secs_f64());
+        say!("listening again gap={}", gap.as_secs_f64());
         serve_more(options)?;
     }
     if let Some(addr) = options.record {
         let mut stream = TcpStream::connect(addr)?;
         let _counted = Counted::new();
         stream.write_all(b"the record\n")?;
-        eprintln!("record sent and closed");
+        say!("record sent and closed");
     }
     close(listeners);
-    eprintln!("listeners closed");
+    say!("listeners closed");
     server.stop.send_replace(true);
     let left = server.in_flight.lock().unwrap();
     drop(server.fewer.wait_while(left, |left| *left > 0).unwrap());
-    eprintln!("requests finished");
+    say!("requests finished");
     let mut fine = !server.cut.load(SeqCst);
     if let Some(silent) = options.silent {
         drop(worker);
-        eprintln!("works in silence");
+        say!("works in silence");
         thread::sleep(silent);
     } else if let (Some((mut stream, _counted)), Some(addr)) = (worker, options.worker) {
         fine &= report("last request", &ask(&mut stream, addr, "/last"));
@@ -190,7 +199,7 @@ fn serve_and_stop(options: Options, stop: &SigSet, ready: impl FnOnce()) -> Resu
     // What is still open closes with the process.
     let exits = now();
     let last = if OPEN.load(SeqCst) > 0 { exits } else { CLOSED.load(SeqCst) };
-    eprintln!("exits at={exits} last_socket={last}");
+    say!("exits at={exits} last_socket={last}");
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -290,8 +299,8 @@ fn connect_worker(addr: SocketAddr) -> (TcpStream, Counted) {
 
 fn report(what: &str, result: &Result<()>) -> bool {
     match result {
-        Ok(()) => eprintln!("{what} made"),
-        Err(error) => eprintln!("{what} lost: {error:#}"),
+        Ok(()) => say!("{what} made"),
+        Err(error) => say!("{what} lost: {error:#}"),
     }
     result.is_ok()
 }
@@ -388,7 +397,7 @@ fn answer(target: &str) -> (Duration, Vec<u8>) {
 fn serve_tcp(stream: TcpStream, server: &Server) -> io::Result<()> {
     let done = server.in_flight(|| talk(stream));
     if let Err(error) = &done {
-        eprintln!("a client was cut: {error}");
+        say!("a client was cut: {error}");
         server.cut.store(true, SeqCst);
     }
     done

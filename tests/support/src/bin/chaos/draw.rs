@@ -458,9 +458,9 @@ fn clients(rng: &mut Rng, application: &Application) -> Vec<Client> {
         return vec![Client::Http { per_second: 10, takes: rng.u64(0..=50) }];
     }
     let client = |rng: &mut Rng| match rng.u32(0..14) {
-        0..=2 => Client::Http { per_second: rng.u32(5..=25), takes: takes(rng) },
+        0..=2 => Client::Http { per_second: rng.u32(10..=30), takes: takes(rng) },
         3 | 4 => Client::KeepAlive { clients: rng.u32(1..=6), takes: one(rng, &[0, 50, 500]) },
-        5..=7 => Client::Http2 { per_second: rng.u32(5..=25), takes: takes(rng) },
+        5..=7 => Client::Http2 { per_second: rng.u32(10..=30), takes: takes(rng) },
         8 | 9 => Client::Echo { clients: rng.u32(1..=5) },
         10 => Client::HalfClosed { per_second: rng.u32(2..=10), takes: takes(rng) },
         11 => Client::HalfClosing { per_second: rng.u32(2..=10), takes: takes(rng) },

@@ -2,6 +2,7 @@
 //! number. Fails if outlast lost something that a proxy which never stops would not have lost, or said what was not so.
 //!
 //! `chaos [--jobs N] COUNT SEED` stops so many; `chaos --replay SEED:INDEX` one of them, and shows all of its log.
+//! `--verbose` shows every rollout's draw and verdict, and not only those that went wrong.
 //! `--env NAME=VALUE` is one setting more for each: `OUTLAST_HOLD=listeners` shows what the verdicts find.
 
 mod draw;
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use draw::Draw;
 use lexopt::{Arg, ValueExt};
 use rollout::{Seen, roll_out};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,6 +28,9 @@ use verdict::{judge, without_excuse};
 const JOBS_PER_CORE: usize = 4;
 /// What a Pod takes of the memory, most of it Envoy.
 const MEMORY_PER_JOB: u64 = 256 << 20;
+
+/// So many controls at most: which of a client's requests meets a fault is chance.
+const CONTROLS: usize = 3;
 
 /// Names and values.
 type Env = [(String, String)];
@@ -59,9 +63,11 @@ struct Figures {
 
 fn main() -> Result<ExitCode> {
     let (mut numbers, mut jobs, mut replay, mut env) = (Vec::new(), default_jobs()?, None, Vec::new());
+    let mut verbose = false;
     let mut parser = lexopt::Parser::from_env();
     while let Some(arg) = parser.next()? {
         match arg {
+            Arg::Long("verbose") => verbose = true,
             Arg::Long("jobs") => jobs = parser.value()?.parse()?,
             Arg::Long("replay") => replay = Some(parser.value()?.string()?),
             Arg::Long("env") => {
@@ -82,7 +88,7 @@ fn main() -> Result<ExitCode> {
             say(&format!("{}\n{}", outcome.log, outcome.text(seed)));
             Ok(if outcome.wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        (None, &[count, seed]) => Ok(many(count, seed, jobs, &env)),
+        (None, &[count, seed]) => Ok(many(count, seed, jobs, &env, verbose)),
         _ => bail!("chaos [--jobs N] COUNT SEED, or chaos --replay SEED:INDEX"),
     }
 }
@@ -96,7 +102,7 @@ fn default_jobs() -> Result<usize> {
     Ok((cores * JOBS_PER_CORE).min(usize::try_from(free / MEMORY_PER_JOB)?).max(1))
 }
 
-fn many(count: u64, seed: u64, jobs: usize, env: &Env) -> ExitCode {
+fn many(count: u64, seed: u64, jobs: usize, env: &Env, verbose: bool) -> ExitCode {
     let began = Instant::now();
     let (next, figures) = (AtomicU64::new(0), Mutex::new(Figures::default()));
     let work = || {
@@ -106,7 +112,7 @@ fn many(count: u64, seed: u64, jobs: usize, env: &Env) -> ExitCode {
                 return;
             }
             let outcome = one(seed, index, env);
-            if !outcome.wrong.is_empty() {
+            if verbose || !outcome.wrong.is_empty() {
                 say(&outcome.text(seed));
             }
             figures.lock().unwrap().add(&outcome);
@@ -161,22 +167,25 @@ impl Outcome {
         self.made = seen.made;
         self.log.clone_from(&seen.text);
         let lost: usize = seen.lost.values().map(Vec::len).sum();
-        if lost == 0 {
-            return;
-        }
-        match attempt(&self.draw.control(), true) {
-            Ok(control) => {
-                let unexcused = without_excuse(&self.draw, &seen.lost, &control.lost);
-                let kinds = |what: &Seen| what.lost.keys().cloned().collect::<Vec<_>>().join("; ");
-                let _ =
-                    write!(self.log, "--- the control, which lost of: {}\n{}", kinds(&control), control.text);
-                let of = |kind: &&String| unexcused.iter().any(|u| u.starts_with(&format!("{kind}: ")));
-                self.lost = seen.lost.iter().filter(|(kind, _)| of(kind)).map(|(_, what)| what.len()).sum();
-                self.excused = lost - self.lost;
-                self.wrong.extend(unexcused);
+        let mut control_lost = BTreeSet::new();
+        for number in 1..=CONTROLS {
+            if without_excuse(&self.draw, seen, &self.reasons, &control_lost).is_empty() {
+                break;
             }
-            Err(error) => self.wrong.push(format!("{lost} lost, and the control failed: {error}")),
+            match attempt(&self.draw.control(), true) {
+                Ok(control) => {
+                    let kinds = control.lost.keys().cloned().collect::<Vec<_>>().join("; ");
+                    let _ = write!(self.log, "--- control {number}, lost: {kinds}\n{}", control.text);
+                    control_lost.extend(control.lost.into_keys());
+                }
+                Err(error) => self.wrong.push(format!("the control failed: {error}")),
+            }
         }
+        for (kind, losses) in without_excuse(&self.draw, seen, &self.reasons, &control_lost) {
+            self.lost += losses.len();
+            self.wrong.push(format!("{kind}: {} lost, the first {}", losses.len(), losses[0].what));
+        }
+        self.excused = lost - self.lost;
     }
 
     fn text(&self, seed: u64) -> String {

@@ -6,6 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pod::{Builder, Line, Load, Pace, Pod, Request, Sink, SlowReader, StopPlan, StopReport, Upstream};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,9 +27,17 @@ pub(crate) struct Seen {
     /// Requests, calls and records that were made or tried.
     pub(crate) made: usize,
     /// What was lost, by whose it was.
-    pub(crate) lost: BTreeMap<String, Vec<String>>,
+    pub(crate) lost: BTreeMap<String, Vec<Loss>>,
+    /// When Envoy was killed or crashed.
+    pub(crate) envoy_died: Option<Instant>,
     /// When the last client was done.
     pub(crate) clients_done: Instant,
+}
+
+#[derive(Debug)]
+pub(crate) struct Loss {
+    pub(crate) at: Instant,
+    pub(crate) what: String,
 }
 
 /// A drawn client at work.
@@ -85,14 +94,14 @@ pub(crate) fn roll_out(draw: &Draw, control: bool) -> Result<Seen> {
     if let Some(after) = draw.hear {
         hear(stop + ms(after));
     }
-    let (mut results, mut done) = (Vec::new(), stop);
+    let mut results = Vec::new();
     let mut finish = |clients: &mut Vec<(String, AtWork)>| {
         results.extend(clients.drain(..).map(|(name, client)| (name, finish(client))));
-        done = Instant::now();
     };
+    let killed = Mutex::default();
     let report = thread::scope(|s| {
         for fault in &draw.faults {
-            s.spawn(|| strike(&pod, draw, *fault, stop));
+            s.spawn(|| strike(&pod, draw, *fault, stop, &killed));
         }
         if control {
             // One that vanished waits for the end of the Pod's network.
@@ -116,11 +125,14 @@ pub(crate) fn roll_out(draw: &Draw, control: bool) -> Result<Seen> {
         text: String::new(),
         made: 0,
         lost: BTreeMap::new(),
-        clients_done: done,
+        envoy_died: killed.into_inner().expect("no panic holds it"),
+        clients_done: stop,
     };
     seen.count_requests(results);
     seen.count_calls(draw, &upstream, &sink);
     seen.lines = pod.log().lines();
+    let crash = pod.log().find("sidecar", "Caught Segmentation fault");
+    seen.envoy_died = seen.envoy_died.or(crash.map(|line| line.at));
     seen.text = pod.log().text();
     Ok(seen)
 }
@@ -244,7 +256,7 @@ fn finish(client: AtWork) -> Vec<Request> {
 }
 
 /// Does at its time what a fault has to do during the stop.
-fn strike(pod: &Pod, draw: &Draw, fault: Fault, stop: Instant) {
+fn strike(pod: &Pod, draw: &Draw, fault: Fault, stop: Instant, killed: &Mutex<Option<Instant>>) {
     let wait_until = |at: Ms| thread::sleep((stop + ms(at)).saturating_duration_since(Instant::now()));
     let send = |pids: &[i32], signal| {
         for pid in pids {
@@ -255,7 +267,9 @@ fn strike(pod: &Pod, draw: &Draw, fault: Fault, stop: Instant) {
     match fault {
         Fault::EnvoyKilled { at } => {
             wait_until(at);
-            send(&pod.called("envoy"), Signal::SIGKILL);
+            let pids = pod.called("envoy");
+            *killed.lock().expect("no panic holds it") = (!pids.is_empty()).then(Instant::now);
+            send(&pids, Signal::SIGKILL);
         }
         Fault::Paused { who, at, time } => {
             wait_until(at);
@@ -284,11 +298,12 @@ impl Seen {
         for (name, requests) in results {
             self.made += requests.len();
             for request in requests {
+                self.clients_done = self.clients_done.max(request.ended);
                 let since = |at: Instant| at.saturating_duration_since(self.report.started).as_secs_f64();
                 if let Err(error) = &request.result {
                     let (from, to) = (since(request.started), since(request.ended));
                     let what = format!("from {from:.3} to {to:.3} s after the stop: {error}");
-                    self.lost.entry(name.clone()).or_default().push(what);
+                    self.lost.entry(name.clone()).or_default().push(Loss { at: request.ended, what });
                 }
             }
         }
@@ -301,12 +316,14 @@ impl Seen {
             return;
         }
         let processes = draw.processes();
+        let at = self.report.application.as_ref().map_or(self.report.started, |a| a.exit.at);
         let calls = upstream.calls();
         let called = |path: &str| calls.iter().filter(|(_, called)| called == path).count();
         let mut expect = |kind: &str, wanted: usize, got: usize| {
             self.made += wanted;
             if got < wanted {
-                self.lost.entry(kind.to_owned()).or_default().push(format!("{got} of {wanted} arrived"));
+                let what = format!("{got} of {wanted} arrived");
+                self.lost.entry(kind.to_owned()).or_default().push(Loss { at, what });
             }
         };
         if application.last_call {
@@ -323,7 +340,7 @@ impl Seen {
         let status = self.report.application.as_ref().map(|application| application.exit.status);
         if status != Some(pod::Status::Code(0)) {
             let what = format!("the application ended with {status:?}");
-            self.lost.entry("application".to_owned()).or_default().push(what);
+            self.lost.entry("application".to_owned()).or_default().push(Loss { at, what });
         }
     }
 

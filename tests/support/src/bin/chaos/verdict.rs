@@ -1,13 +1,15 @@
 //! Whether a rollout went as it must, by what the fixture saw and not by what outlast says of itself.
 
 use crate::draw::{Client, Draw, Fault, How, Shape, Through};
-use crate::rollout::Seen;
+use crate::rollout::{Loss, Seen};
 use pod::{Exit, Line, Status, instant};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How late a thing may be noted on a busy machine.
 const SLACK: Duration = Duration::from_secs(2);
+/// By so much a client may note Envoy's death before Envoy's own line about it is read.
+const NOTED: Duration = Duration::from_millis(500);
 /// outlast promises fewer lines a hold.
 const MOST_LINES: usize = 100;
 /// Bytes that have not moved for so long hold no longer.
@@ -95,7 +97,8 @@ fn judge_ends(draw: &Draw, seen: &Seen, wrong: &mut Vec<String>) {
 
 /// Whether the proxy's container may end before the hold does.
 fn may_lose_its_container(draw: &Draw) -> bool {
-    draw.has(|fault| matches!(fault, Fault::EnvoyKilled { .. }))
+    // Envoy dies of a segmentation fault when it cannot open a socket.
+    draw.has(|fault| matches!(fault, Fault::EnvoyKilled { .. } | Fault::Files { who: "envoy", .. }))
 }
 
 /// What one hold said of itself. None where it could not say anything: its container ended under it.
@@ -246,16 +249,25 @@ fn longest_pause(draw: &Draw) -> Duration {
     draw.faults.iter().map(pause).sum()
 }
 
-/// What was lost for which there is no excuse: the control, the same with a proxy that never stops, lost nothing of its
-/// kind, or nothing was drawn that can lose anything.
-pub(crate) fn without_excuse(
+/// What was lost for which there is no excuse. There is one where something was drawn that can lose anything, and
+/// either the control, the same with a proxy that never stops, lost something of that kind as well; or Envoy had died of a
+/// fault before outlast let go, for which requests are in flight then only chance decides.
+pub(crate) fn without_excuse<'a>(
     draw: &Draw,
-    lost: &BTreeMap<String, Vec<String>>,
-    control: &BTreeMap<String, Vec<String>>,
-) -> Vec<String> {
-    let excused = |kind: &String| draw.has_excuse() && control.contains_key(kind);
-    let unexcused = lost.iter().filter(|(kind, _)| !excused(kind));
-    unexcused.map(|(kind, what)| format!("{kind}: {} lost, the first {}", what.len(), what[0])).collect()
+    seen: &'a Seen,
+    reasons: &[String],
+    control: &BTreeSet<String>,
+) -> BTreeMap<&'a str, Vec<&'a Loss>> {
+    let let_go = reasons.iter().any(|reason| !["proxy-gone", "cut short"].contains(&reason.as_str()));
+    let died = seen.envoy_died.filter(|_| !let_go);
+    let excused = |kind: &String, loss: &Loss| {
+        draw.has_excuse() && (control.contains(kind) || died.is_some_and(|died| loss.at + NOTED > died))
+    };
+    let unexcused = |(kind, losses): (&'a String, &'a Vec<Loss>)| {
+        let left: Vec<_> = losses.iter().filter(|loss| !excused(kind, loss)).collect();
+        (!left.is_empty()).then_some((kind.as_str(), left))
+    };
+    seen.lost.iter().filter_map(unexcused).collect()
 }
 
 impl Release {
