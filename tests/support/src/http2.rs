@@ -5,9 +5,10 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use h2::{Reason, server};
 use http::{Request, Response, StatusCode};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -64,10 +65,10 @@ impl Client {
 
     /// As long as the Pod's network exists.
     async fn patiently<T>(&self, answer: impl Future<Output = T>) -> io::Result<T> {
-        tokio::pin!(answer);
+        let mut answer = pin!(answer);
         loop {
             let gone = self.gone.load(Ordering::Relaxed);
-            match tokio::time::timeout(LOOK, &mut answer).await {
+            match tokio::time::timeout(LOOK, answer.as_mut()).await {
                 Ok(done) => return Ok(done),
                 Err(_) if gone => return Err(io::Error::other("cut: the Pod's network is gone")),
                 Err(_) => {}
@@ -128,16 +129,17 @@ async fn answer_all(
     body: impl Fn(&str) -> (Duration, Vec<u8>) + Send + Sync + 'static,
 ) -> Result<(), h2::Error> {
     let mut connection = server::handshake(stream).await?;
+    let mut stopped = pin!(stop.wait_for(|stop| *stop));
     let mut stopping = false;
     loop {
-        let next = tokio::select! {
-            next = connection.accept() => next,
-            _ = stop.wait_for(|stop| *stop), if !stopping => {
+        let next = poll_fn(|context| {
+            if !stopping && stopped.as_mut().poll(context).is_ready() {
                 stopping = true;
                 connection.graceful_shutdown();
-                continue;
             }
-        };
+            connection.poll_accept(context)
+        });
+        let next = next.await;
         let Some((request, mut to)) = next.transpose()? else { return Ok(()) };
         let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
         let (delay, bytes) = body(target);

@@ -38,7 +38,8 @@ impl Sink {
 }
 
 impl Pod {
-    /// Serves HTTP on `port` of the client's addresses, as long as the process lives.
+    /// Serves HTTP on `port` of the client's addresses, as long as the process lives. `?ms=N` in a path is how long the
+    /// answer takes.
     pub fn upstream(&self, port: u16) -> Result<Upstream> {
         let calls = Arc::<Mutex<Vec<_>>>::default();
         let upstream = Upstream(Arc::clone(&calls));
@@ -112,7 +113,10 @@ fn answer(stream: TcpStream, calls: &Mutex<Vec<(Instant, String)>>) -> io::Resul
     let mut from = BufReader::new(stream);
     loop {
         let request = http::read(&mut from)?;
-        calls.lock().unwrap().push((Instant::now(), request.request().1.to_owned()));
+        let path = request.request().1.to_owned();
+        let delay = path.split_once("?ms=").and_then(|(_, ms)| ms.parse().ok()).unwrap_or(0);
+        calls.lock().unwrap().push((Instant::now(), path));
+        thread::sleep(Duration::from_millis(delay));
         http::respond(&mut to, "200 OK", b"")?;
     }
 }

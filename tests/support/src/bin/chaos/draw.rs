@@ -20,6 +20,8 @@ pub(crate) struct Draw {
     pub(crate) settings: Settings,
     /// pilot-agent's own drain, in seconds.
     pub(crate) own_drain: u64,
+    /// A pilot-agent without `/drain`: from before Istio 1.21.
+    pub(crate) old_agent: bool,
     pub(crate) application: Application,
     pub(crate) clients: Vec<Client>,
     /// When the clients hear of the stop, since then; none: shortly before it.
@@ -66,8 +68,17 @@ pub(crate) struct Application {
     pub(crate) blink: bool,
     /// The listeners close for so long, and it serves on as before.
     pub(crate) reload: Option<Ms>,
-    pub(crate) last_call: bool,
-    pub(crate) record: bool,
+    /// How long the answer to its last call takes.
+    pub(crate) last_call: Option<Ms>,
+    pub(crate) record: Option<Record>,
+}
+
+/// What the application sends at its end on a connection that it closes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    Plain,
+    /// Envoy makes TLS of it, with an upstream that says hello so late.
+    Tls(Ms),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,7 +258,8 @@ impl Draw {
         let mut draw = Self {
             through,
             settings,
-            own_drain: 1,
+            own_drain: one(rng, &[0, 1]),
+            old_agent: one_in(rng, 6),
             application,
             clients,
             hear,
@@ -273,8 +285,8 @@ impl Draw {
             serve_more: 4_000,
             blink: false,
             reload: None,
-            last_call: false,
-            record: false,
+            last_call: None,
+            record: None,
             ..Application::draw(rng, settings.settle)
         };
         let faults = vec![Fault::Interrupted { after: rng.u64(0..=1_500) }];
@@ -282,7 +294,8 @@ impl Draw {
         let mut draw = Self {
             through,
             settings,
-            own_drain: 1,
+            own_drain: one(rng, &[0, 1]),
+            old_agent: one_in(rng, 6),
             application,
             clients,
             hear,
@@ -314,7 +327,7 @@ impl Draw {
                 },
                 6 => Fault::Files { who: one(rng, &["envoy", "outlast"]), more: rng.u64(0..=3) },
                 7 => Fault::StopRepeated { after: at },
-                _ if self.application.last_call && one_in(rng, 2) => {
+                _ if self.application.last_call.is_some() && one_in(rng, 2) => {
                     Fault::SynsDropped { count: rng.u32(1..=2) }
                 }
                 _ => Fault::HookTwice { after: rng.u64(0..=1_000) },
@@ -340,10 +353,12 @@ impl Draw {
         let hear = self.hear.unwrap_or(0);
         let takes = self.clients.iter().map(|client| client.takes()).max().unwrap_or(0);
         let served = self.application.served();
+        let last = self.application.last_call.unwrap_or(0);
+        let last = if let Some(Record::Tls(hello)) = self.application.record { last + hello } else { last };
         let silent = if let Shape::Silent(time) = self.application.shape { time } else { 0 };
         let faults: Ms = self.faults.iter().map(|fault| fault.costs()).sum();
         let slack = if self.application.shape == Shape::NeverStops { 1_500 } else { 4_000 };
-        let need = served.max(hear + takes).max(self.settings.min_wait) + silent + faults + slack;
+        let need = served.max(hear + takes).max(self.settings.min_wait) + silent + last + faults + slack;
         let enough = |grace: &u64| timeout_of(*grace) >= Duration::from_millis(need);
         self.grace = GRACE.clone().find(enough).expect("a draw that fits into a grace period");
         let room = Duration::from_secs(self.grace).saturating_sub(self.timeout());
@@ -427,6 +442,7 @@ impl Application {
         let serve_more = if one_in(rng, 3) { 0 } else { rng.u64(1_000..=3_500) };
         let reload = (serve_more > 0 && shape != Shape::NeverStops && one_in(rng, 5))
             .then(|| rng.u64(10..=settle / 2));
+        let late = Record::Tls(rng.u64(100..=2_000));
         Self {
             shape,
             address: one(rng, &[Address::V4, Address::V4, Address::V6, Address::Loopback]),
@@ -437,8 +453,8 @@ impl Application {
             blink: serve_more > 0 && one_in(rng, 6),
             reload,
             // What is lost when the proxy goes while the listeners are closed.
-            last_call: reload.is_some() || rng.bool(),
-            record: one_in(rng, 4),
+            last_call: (reload.is_some() || rng.bool()).then(|| one(rng, &[0, 0, 300, 1_500])),
+            record: one(rng, &[None, None, Some(Record::Plain), Some(late)]),
         }
     }
 
@@ -546,12 +562,17 @@ impl Display for Draw {
             (*twice, "two listeners each"),
             (*each_closed, "no keep-alive"),
             (*blink, "a listener that comes and goes"),
-            (*last_call, "a last call"),
-            (*record, "a record at the end"),
+            (self.old_agent, "beside a pilot-agent from before Istio 1.21"),
         ] {
             if drawn {
                 write!(f, ", {word}")?;
             }
+        }
+        if let Some(time) = last_call {
+            write!(f, ", a last call of {time} ms")?;
+        }
+        if let Some(record) = record {
+            write!(f, ", a record at the end ({record:?})")?;
         }
         if let Some(gap) = reload {
             write!(f, ", reloads with a gap of {gap} ms")?;

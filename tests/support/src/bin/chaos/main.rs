@@ -59,6 +59,8 @@ struct Figures {
     overshoot: Duration,
     reasons: BTreeMap<String, usize>,
     faults: BTreeMap<String, usize>,
+    /// Rollouts that needed an excuse, by fault.
+    excuses: BTreeMap<String, usize>,
 }
 
 fn main() -> Result<ExitCode> {
@@ -219,6 +221,9 @@ impl Figures {
         }
         for fault in &outcome.draw.faults {
             *self.faults.entry(fault.name()).or_default() += 1;
+            if outcome.excused > 0 && !fault.of_outlast() {
+                *self.excuses.entry(fault.name()).or_default() += 1;
+            }
         }
     }
 
@@ -227,10 +232,11 @@ impl Figures {
             counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
         };
         format!(
-            "faults: {}\nreleases: {}; longest overshoot past a timeout {:.3} s\n\
+            "faults: {}\nexcuses: {}\nreleases: {}; longest overshoot past a timeout {:.3} s\n\
              chaos: {} rollouts of seed {seed}, {jobs} side by side, in {:.0} s: {} failed; \
              {} requests and calls, {} lost, {} excused by the control in {} rollouts",
             list(&self.faults),
+            list(&self.excuses),
             list(&self.reasons),
             self.overshoot.as_secs_f64(),
             self.rollouts,

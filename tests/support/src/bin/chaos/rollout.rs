@@ -1,6 +1,6 @@
 //! A rollout as it happens: a Pod as drawn, its clients, its faults, and what became of them.
 
-use crate::draw::{Address, Application, Client, Draw, Fault, How, Ms, Shape, Through};
+use crate::draw::{Address, Application, Client, Draw, Fault, How, Ms, Record, Shape, Through};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -17,6 +17,7 @@ const BEFORE: Duration = Duration::from_millis(700);
 /// The client that vanishes is in the middle of so many bytes, which a proxy's buffers hold.
 const VANISHING: (u32, u32) = (400_000, 16 * 1024);
 const RECORD: &[u8] = b"the record\n";
+const LAST_CALL: &str = "/last-call";
 
 /// What became of it.
 #[derive(Debug)]
@@ -52,7 +53,10 @@ enum AtWork {
 pub(crate) fn roll_out(draw: &Draw, control: bool) -> Result<Seen> {
     let pod = build(draw, control).start_unready()?;
     let upstream = pod.upstream(9000)?;
-    let sink = pod.tcp_upstream(9100)?;
+    let sink = match draw.application.record {
+        Some(Record::Tls(hello)) => pod.tls_upstream(9443, ms(hello))?,
+        _ => pod.tcp_upstream(9100)?,
+    };
     pod.await_ready()?;
     let mut clients: Vec<_> =
         draw.clients.iter().map(|client| (client.to_string(), start(&pod, draw, *client))).collect();
@@ -148,6 +152,8 @@ fn build(draw: &Draw, control: bool) -> Builder {
         .program(pod::outlast(), "outlast")
         .env("TERMINATION_DRAIN_DURATION_SECONDS", &draw.own_drain.to_string())
         .env("POD_TCP_PORT", "8090")
+        .env("POD_TLS_PORT", "9443")
+        .env("POD_WITHOUT_DRAIN", &draw.old_agent.to_string())
         .application(&flags);
     if draw.has(|fault| matches!(fault, Fault::Port { how: How::TalksNonsense, .. })) {
         builder = builder.env("POD_NONSENSE", "true");
@@ -199,11 +205,13 @@ fn flags(application: &Application) -> Vec<String> {
     if let Some(gap) = application.reload {
         add(&["--reload".to_owned(), seconds(gap)]);
     }
-    if application.record {
-        add(&["--record".to_owned(), "10.9.0.1:9100".to_owned()]);
+    match application.record {
+        Some(Record::Plain) => add(&["--record".to_owned(), "10.9.0.1:9100".to_owned()]),
+        Some(Record::Tls(_)) => add(&["--record".to_owned(), "10.9.0.1:9443".to_owned()]),
+        None => {}
     }
-    if application.last_call {
-        add(&["--last-call".to_owned(), "http://10.9.0.1:9000/last-call".to_owned()]);
+    if let Some(time) = application.last_call {
+        add(&["--last-call".to_owned(), format!("http://10.9.0.1:9000{LAST_CALL}?ms={time}")]);
     }
     flags
 }
@@ -318,7 +326,8 @@ impl Seen {
         let processes = draw.processes();
         let at = self.report.application.as_ref().map_or(self.report.started, |a| a.exit.at);
         let calls = upstream.calls();
-        let called = |path: &str| calls.iter().filter(|(_, called)| called == path).count();
+        let called =
+            |path: &str| calls.iter().filter(|(_, called)| called.split('?').next() == Some(path)).count();
         let mut expect = |kind: &str, wanted: usize, got: usize| {
             self.made += wanted;
             if got < wanted {
@@ -326,13 +335,13 @@ impl Seen {
                 self.lost.entry(kind.to_owned()).or_default().push(Loss { at, what });
             }
         };
-        if application.last_call {
-            expect("last call", processes, called("/last-call"));
+        if application.last_call.is_some() {
+            expect("last call", processes, called(LAST_CALL));
         }
         if application.shape == Shape::Works {
             expect("worker's last request", 1, called("/last"));
         }
-        if application.record {
+        if application.record.is_some() {
             let wanted = processes * RECORD.len();
             let got = sink.received(wanted, Duration::from_secs(1)).len();
             expect("record", processes, got / RECORD.len());

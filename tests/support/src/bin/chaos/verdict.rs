@@ -59,6 +59,17 @@ pub(crate) fn judge(draw: &Draw, seen: &Seen) -> Verdict {
             None => verdict.reasons.push("cut short".to_owned()),
         }
     }
+    let releases = |of: &dyn Fn(&str) -> bool| {
+        let released = |line: &&Line| of(&line.source) && line.text.contains("hold released");
+        seen.lines.iter().filter(released).count()
+    };
+    if draw.through == Through::Prestop && !may_lose_its_container(draw) {
+        let (hooks, copies) =
+            (releases(&|source| source.starts_with("hook")), releases(&|source| source == "sidecar"));
+        if hooks != copies {
+            wrong.push(format!("{hooks} releases by hooks, and {copies} in the container's log"));
+        }
+    }
     if draw.through == Through::Both {
         for (source, hook) in [("hook", seen.report.sidecar.hook), ("hook again", seen.report.sidecar.again)]
         {
