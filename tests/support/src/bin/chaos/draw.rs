@@ -340,6 +340,10 @@ impl Draw {
                 Fault::Files { who: "outlast", .. } | Fault::Starved { who: "outlast", .. } => {
                     self.through != Through::Prestop
                 }
+                // One that stops in the middle of a reload is gone for longer than the settle time.
+                Fault::Starved { who: "application", .. } | Fault::Paused { who: "application", .. } => {
+                    self.application.reload.is_none()
+                }
                 _ => true,
             };
             if possible {

@@ -4,7 +4,7 @@ use crate::draw::{Address, Application, Client, Draw, Fault, How, Ms, Record, Sh
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pod::{Builder, Line, Load, Pace, Pod, Request, Sink, SlowReader, StopPlan, StopReport, Upstream};
+use pod::{Builder, End, Line, Load, Pace, Pod, Request, Sink, SlowReader, StopPlan, StopReport, Upstream};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread;
@@ -58,7 +58,12 @@ pub(crate) fn roll_out(draw: &Draw, control: bool) -> Result<Seen> {
         _ => pod.tcp_upstream(9100)?,
     };
     pod.await_ready()?;
-    let mut clients: Vec<_> =
+    if !draw.clients.is_empty() {
+        // The first SYN to a neighbour that is not known yet may come a second late, when the listener may be closed.
+        let status = pod.call(End::Client, "GET", &format!("{}:8080", host(draw)), "/")?;
+        ensure!(status == 200, "the application answers {status}");
+    }
+    let clients: Vec<_> =
         draw.clients.iter().map(|client| (client.to_string(), start(&pod, draw, *client))).collect();
     for (name, client) in &clients {
         if let AtWork::Load(load) = client {
@@ -98,31 +103,25 @@ pub(crate) fn roll_out(draw: &Draw, control: bool) -> Result<Seen> {
     if let Some(after) = draw.hear {
         hear(stop + ms(after));
     }
+    let vanished = |client: &(String, AtWork)| matches!(client.1, AtWork::Vanishing(_));
+    let (vanished, present): (Vec<_>, Vec<_>) = clients.into_iter().partition(vanished);
     let mut results = Vec::new();
-    let mut finish = |clients: &mut Vec<(String, AtWork)>| {
-        results.extend(clients.drain(..).map(|(name, client)| (name, finish(client))));
-    };
     let killed = Mutex::default();
     let report = thread::scope(|s| {
         for fault in &draw.faults {
             s.spawn(|| strike(&pod, draw, *fault, stop, &killed));
         }
         if control {
-            // One that vanished waits for the end of the Pod's network.
-            let mut present = Vec::new();
-            for at in (0..clients.len()).rev() {
-                if !matches!(clients[at].1, AtWork::Vanishing(_)) {
-                    present.push(clients.remove(at));
-                }
-            }
-            present.reverse();
-            pod.stop_in_turn(Duration::from_secs(draw.grace), || finish(&mut present))
+            pod.stop_in_turn(Duration::from_secs(draw.grace), || results = finish(present))
         } else {
-            pod.stop(&plan(draw))
+            let report = pod.stop(&plan(draw));
+            results = finish(present);
+            report
         }
     });
+    // They wait for the end of the Pod's network.
+    finish(vanished);
     drop(throttles);
-    finish(&mut clients);
     let mut seen = Seen {
         report,
         lines: Vec::new(),
@@ -231,12 +230,13 @@ fn plan(draw: &Draw) -> StopPlan {
     plan
 }
 
+/// The Pod as its clients know it.
+fn host(draw: &Draw) -> &'static str {
+    if draw.application.address == Address::V6 { "[fd00:9::2]" } else { "10.9.0.2" }
+}
+
 fn start(pod: &Pod, draw: &Draw, client: Client) -> AtWork {
-    let v6 = draw.application.address == Address::V6;
-    let url = |port: u16, path: &str| {
-        let host = if v6 { "[fd00:9::2]" } else { "10.9.0.2" };
-        format!("http://{host}:{port}{path}")
-    };
+    let url = |port: u16, path: &str| format!("http://{}:{port}{path}", host(draw));
     let load =
         |port, takes: Ms, pace| AtWork::Load(pod.load(&url(port, &format!("/delay?ms={takes}")), pace));
     let slow = |bytes: u32, rate| pod.slow_reader(&url(8080, &format!("/bytes?n={bytes}")), rate);
@@ -252,15 +252,13 @@ fn start(pod: &Pod, draw: &Draw, client: Client) -> AtWork {
     }
 }
 
-fn finish(client: AtWork) -> Vec<Request> {
-    match client {
+/// Waits for the clients' last answers.
+fn finish(clients: Vec<(String, AtWork)>) -> Vec<(String, Vec<Request>)> {
+    let requests = |client| match client {
         AtWork::Load(load) => load.finish(),
-        AtWork::Slow(reader) => vec![reader.finish()],
-        AtWork::Vanishing(reader) => {
-            reader.finish();
-            Vec::new()
-        }
-    }
+        AtWork::Slow(reader) | AtWork::Vanishing(reader) => vec![reader.finish()],
+    };
+    clients.into_iter().map(|(name, client)| (name, requests(client))).collect()
 }
 
 /// Does at its time what a fault has to do during the stop.
@@ -351,6 +349,16 @@ impl Seen {
             let what = format!("the application ended with {status:?}");
             self.lost.entry("application".to_owned()).or_default().push(Loss { at, what });
         }
+    }
+
+    /// The machine was so busy that a reload took longer than the settle time, and not as long as drawn.
+    pub(crate) fn reload_took_too_long(&self, draw: &Draw) -> bool {
+        let gap = |line: &Line| -> Option<f64> {
+            let text = line.text.strip_prefix("listening again gap=")?;
+            text.parse().ok().filter(|_| line.source == "application")
+        };
+        let settle = ms(draw.settings.settle).as_secs_f64();
+        self.lines.iter().filter_map(gap).any(|gap| gap >= settle)
     }
 
     /// The application's container, which every draw has.
