@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -62,25 +62,37 @@ struct Server {
     cut: AtomicBool,
 }
 
-/// The number of open sockets.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
-/// When the last of those that were closed was about to be: nanoseconds of `CLOCK_MONOTONIC`.
-static CLOSED: AtomicU64 = AtomicU64::new(0);
+/// When there were sockets: nanoseconds of `CLOCK_MONOTONIC`, from after the first was opened to before the last was closed.
+static SPANS: Mutex<Spans> = Mutex::new(Spans { open: 0, since: 0, over: Vec::new() });
+
+struct Spans {
+    open: usize,
+    since: u64,
+    over: Vec<(u64, u64)>,
+}
 
 /// Counts a socket, and is dropped right before it.
 struct Counted;
 
 impl Counted {
     fn new() -> Self {
-        OPEN.fetch_add(1, SeqCst);
+        let mut spans = SPANS.lock().unwrap();
+        if spans.open == 0 {
+            spans.since = now();
+        }
+        spans.open += 1;
         Self
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        CLOSED.fetch_max(now(), SeqCst);
-        OPEN.fetch_sub(1, SeqCst);
+        let mut spans = SPANS.lock().unwrap();
+        spans.open -= 1;
+        if spans.open == 0 {
+            let span = (spans.since, now());
+            spans.over.push(span);
+        }
     }
 }
 
@@ -198,8 +210,13 @@ fn serve_and_stop(options: Options, stop: &SigSet, ready: impl FnOnce()) -> Resu
     }
     // What is still open closes with the process.
     let exits = now();
-    let last = if OPEN.load(SeqCst) > 0 { exits } else { CLOSED.load(SeqCst) };
-    say!("exits at={exits} last_socket={last}");
+    let mut spans = SPANS.lock().unwrap();
+    if spans.open > 0 {
+        let span = (spans.since, exits);
+        spans.over.push(span);
+    }
+    let spans: Vec<_> = spans.over.iter().map(|(from, to)| format!("{from}-{to}")).collect();
+    say!("exits at={exits} sockets={}", spans.join(","));
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

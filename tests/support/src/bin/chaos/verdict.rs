@@ -199,27 +199,64 @@ fn judge_clear(draw: &Draw, seen: &Seen, release: &Release, wrong: &mut Vec<Stri
     if release.after < settle.max(min_wait) {
         wrong.push(format!("clear after {:?}, before settle time and min-wait were over", release.after));
     }
-    let key = if matches!(draw.application.shape, Shape::Silent(_)) { "at" } else { "last_socket" };
-    let times: Vec<Instant> = seen.lines.iter().filter_map(|line| exits(line, key)).collect();
-    if times.len() < draw.processes() {
+    let exits: Vec<_> = seen.lines.iter().filter_map(exits).collect();
+    if exits.len() < draw.processes() {
         wrong.push("clear, and the application has not ended by itself".to_owned());
     }
-    for last in times {
-        let clear = release.said + PRINTED;
-        if clear < last + settle {
-            let early = last + settle - clear;
-            wrong.push(format!(
-                "clear {early:?} before the application's last socket was gone for {settle:?}"
-            ));
-        }
+    let mut spans: Vec<(Duration, Duration)> = exits.iter().flat_map(|exit| exit.sockets.clone()).collect();
+    if matches!(draw.application.shape, Shape::Silent(_)) {
+        // For so long `outlast app` listens.
+        spans.extend(exits.iter().map(|exit| (Duration::ZERO, exit.at)));
+    }
+    let seen_surely = |(from, to): &(Duration, Duration)| *to >= *from + between_looks(draw);
+    let last = united(spans).into_iter().filter(seen_surely).filter_map(|(_, to)| instant(to)).max();
+    let clear = release.said + PRINTED;
+    if let Some(last) = last
+        && clear < last + settle
+    {
+        let early = last + settle - clear;
+        wrong.push(format!("clear {early:?} before the application's last socket was gone for {settle:?}"));
     }
 }
 
-/// When a process of the application's ended or closed its last socket, by what it says as it exits.
-fn exits(line: &Line, key: &str) -> Option<Instant> {
-    let rest = line.text.strip_prefix("exits ").filter(|_| line.source == "application")?;
-    let value = rest.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='))?;
-    instant(Duration::from_nanos(value.parse().ok()?))
+/// How long a socket must have been there to be seen: as long as the time between two looks of a settle time, and what a
+/// busy machine adds.
+fn between_looks(draw: &Draw) -> Duration {
+    let settle = ms(draw.settings.settle);
+    let pace = draw.settings.poll.map_or((settle / 8).max(ms(10)), |poll| ms(poll).min(settle));
+    let delay = |fault: &Fault| fault.of_outlast();
+    pace + ms(100) + if draw.has(delay) { longest_pause(draw) } else { Duration::ZERO }
+}
+
+/// The end of a process of the application's, and when it had sockets; times of `CLOCK_MONOTONIC`.
+struct Exits {
+    at: Duration,
+    sockets: Vec<(Duration, Duration)>,
+}
+
+fn exits(line: &Line) -> Option<Exits> {
+    let rest = line.text.strip_prefix("exits at=").filter(|_| line.source == "application")?;
+    let (at, sockets) = rest.split_once(" sockets=")?;
+    let time = |text: &str| Some(Duration::from_nanos(text.parse().ok()?));
+    let span = |text: &str| {
+        let (from, to) = text.split_once('-')?;
+        Some((time(from)?, time(to)?))
+    };
+    let sockets = if sockets.is_empty() { Some(Vec::new()) } else { sockets.split(',').map(span).collect() };
+    Some(Exits { at: time(at)?, sockets: sockets? })
+}
+
+/// Those that overlap as one.
+fn united(mut spans: Vec<(Duration, Duration)>) -> Vec<(Duration, Duration)> {
+    spans.sort_unstable();
+    let mut united: Vec<(Duration, Duration)> = Vec::new();
+    for (from, to) in spans {
+        match united.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => united.push((from, to)),
+        }
+    }
+    united
 }
 
 /// Whether a hold until the timeout had something to hold for at its end.
@@ -329,4 +366,45 @@ fn time(line: &Line) -> Option<Instant> {
 
 fn ms(time: u64) -> Duration {
     Duration::from_millis(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Line {
+        Line { at: Instant::now(), source: "sidecar".to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn spans_that_overlap_are_one() {
+        let spans = [(5, 9), (1, 3), (2, 4), (8, 12)].map(|(from, to)| (ms(from), ms(to)));
+        assert_eq!(united(spans.into()), [(ms(1), ms(4)), (ms(5), ms(12))]);
+        let exits =
+            exits(&Line { source: "application".to_owned(), ..line("exits at=9 sockets=1-2,4-9") }).unwrap();
+        assert_eq!(exits.at, Duration::from_nanos(9));
+        assert_eq!(
+            exits.sockets,
+            [(1, 2), (4, 9)].map(|(from, to)| (Duration::from_nanos(from), Duration::from_nanos(to)))
+        );
+    }
+
+    #[test]
+    fn a_release_is_read_in_both_formats() {
+        for text in [
+            "2026-08-01T13:04:11.155Z INFO hold released reason=clear after=4.201s holders=0",
+            r#"{"time":"2026-08-01T13:04:11.155Z","level":"info","message":"hold released","reason":"clear","after":"4.201s"}"#,
+        ] {
+            let line = line(text);
+            assert!(is_outlasts(&line));
+            let release = Release::read(&line).unwrap();
+            assert_eq!((release.reason.as_str(), release.after), ("clear", ms(4_201)));
+            assert_eq!(
+                time_of_day(&line),
+                Some(Duration::from_millis(((13 * 60 + 4) * 60 + 11) * 1_000 + 155))
+            );
+        }
+        let envoys = line("[2026-08-01 13:04:11.155][5][warning][main] [source/server/server.cc:1059] T Z");
+        assert!(!is_outlasts(&envoys));
+    }
 }
