@@ -220,7 +220,7 @@ impl Fault {
 
 impl Client {
     /// How long its last request takes.
-    fn takes(self) -> Ms {
+    pub(crate) fn takes(self) -> Ms {
         match self {
             Client::Http { takes, .. }
             | Client::KeepAlive { takes, .. }

@@ -16,6 +16,8 @@ const LONG: Duration = Duration::from_secs(60);
 const BEFORE: Duration = Duration::from_millis(700);
 /// The client that vanishes is in the middle of so many bytes, which a proxy's buffers hold.
 const VANISHING: (u32, u32) = (400_000, 16 * 1024);
+/// A slow reader may be later by so much less than what a draw leaves between its last client and its timeout.
+const SPARE: Duration = Duration::from_secs(3);
 const RECORD: &[u8] = b"the record\n";
 const LAST_CALL: &str = "/last-call";
 
@@ -33,6 +35,8 @@ pub(crate) struct Seen {
     pub(crate) envoy_died: Option<Instant>,
     /// When the last client was done.
     pub(crate) clients_done: Instant,
+    /// By how much a slow reader took longer than drawn.
+    reader_late: Duration,
 }
 
 #[derive(Debug)]
@@ -130,7 +134,14 @@ pub(crate) fn roll_out(draw: &Draw, control: bool) -> Result<Seen> {
         lost: BTreeMap::new(),
         envoy_died: killed.into_inner().expect("no panic holds it"),
         clients_done: stop,
+        reader_late: Duration::ZERO,
     };
+    for (client, (_, requests)) in draw.clients.iter().filter(|c| **c != Client::Vanishes).zip(&results) {
+        if let (Client::Slow { .. }, [request]) = (client, requests.as_slice()) {
+            let late = (request.ended - request.started).saturating_sub(ms(client.takes()));
+            seen.reader_late = seen.reader_late.max(late);
+        }
+    }
     seen.count_requests(results);
     seen.count_calls(draw, &upstream, &sink);
     seen.lines = pod.log().lines();
@@ -351,14 +362,15 @@ impl Seen {
         }
     }
 
-    /// The machine was so busy that a reload took longer than the settle time, and not as long as drawn.
-    pub(crate) fn reload_took_too_long(&self, draw: &Draw) -> bool {
+    /// The machine was too busy for the draw: a reload took as long as the settle time, or a slow reader so much longer
+    /// than it was to take that it was no client of this timeout.
+    pub(crate) fn stretched(&self, draw: &Draw) -> bool {
         let gap = |line: &Line| -> Option<f64> {
             let text = line.text.strip_prefix("listening again gap=")?;
             text.parse().ok().filter(|_| line.source == "application")
         };
         let settle = ms(draw.settings.settle).as_secs_f64();
-        self.lines.iter().filter_map(gap).any(|gap| gap >= settle)
+        self.reader_late > SPARE || self.lines.iter().filter_map(gap).any(|gap| gap >= settle)
     }
 
     /// The application's container, which every draw has.
