@@ -4,8 +4,9 @@ use crate::container::{Process, Spec, programs, repository};
 use crate::log::{Line, Log};
 use crate::netns::{self, Netns};
 use crate::throttle::Throttle;
-use crate::{NONSENSE, POD_V4, http};
+use crate::{NONSENSE, POD_V4, POD_V6, http};
 use anyhow::{Context, Result, bail, ensure};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -162,10 +163,12 @@ impl Pod {
     /// Waits until Envoy answers as ready and the application says that it listens or works.
     pub fn await_ready(&self) -> Result<()> {
         let deadline = Instant::now() + READY;
-        let health = format!("{POD_V4}:15021").parse()?;
-        let ready =
-            || http::call("GET", health, "/healthz/ready", Duration::from_secs(1)).is_ok_and(|s| s == 200);
-        while !self.client.run(ready) {
+        // By both families: a new IPv6 address answers later, on a busy machine by seconds.
+        let addresses = [format!("{POD_V4}:15021").parse()?, format!("[{POD_V6}]:15021").parse()?];
+        let health = |address: &SocketAddr| {
+            http::call("GET", *address, "/healthz/ready", Duration::from_secs(1)).is_ok_and(|s| s == 200)
+        };
+        while !self.client.run(|| addresses.iter().all(health)) {
             if let Some(exit) = self.sidecar.exit() {
                 bail!("the sidecar has ended with {:?}:\n{}", exit.status, self.log.text());
             }

@@ -4,7 +4,7 @@ use crate::draw::{Address, Application, Client, Draw, Fault, How, Ms, Record, Sh
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pod::{Builder, End, Line, Load, Pace, Pod, Request, Sink, SlowReader, StopPlan, StopReport, Upstream};
+use pod::{Builder, Line, Load, Pace, Pod, Request, Sink, SlowReader, StopPlan, StopReport, Upstream};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread;
@@ -62,11 +62,6 @@ pub(crate) fn roll_out(draw: &Draw, control: bool) -> Result<Seen> {
         _ => pod.tcp_upstream(9100)?,
     };
     pod.await_ready()?;
-    if !draw.clients.is_empty() {
-        // The first SYN to a neighbour that is not known yet may come a second late, when the listener may be closed.
-        let status = pod.call(End::Client, "GET", &format!("{}:8080", host(draw)), "/")?;
-        ensure!(status == 200, "the application answers {status}");
-    }
     let clients: Vec<_> =
         draw.clients.iter().map(|client| (client.to_string(), start(&pod, draw, *client))).collect();
     for (name, client) in &clients {

@@ -123,9 +123,9 @@ fn judge_hold(draw: &Draw, seen: &Seen, source: &str, wrong: &mut Vec<String>) -
         |message: &str| lines.iter().filter(|line| line.text.contains(message)).copied().collect::<Vec<_>>();
     let (started, released) = (with("hold started"), with("hold released"));
     let ([started], [released]) = (started.as_slice(), released.as_slice()) else {
-        let inherent =
-            may_lose_its_container(draw) && draw.through == Through::Prestop && released.is_empty();
-        if !inherent {
+        // A hook ends with its container, and there is no hold where that had ended before.
+        let cut_short = released.is_empty() && (draw.through == Through::Prestop || started.is_empty());
+        if !(cut_short && may_lose_its_container(draw)) {
             wrong.push(format!("{source}: {} holds and {} releases", started.len(), released.len()));
         }
         return None;
