@@ -6,13 +6,14 @@ use crate::netns::{self, Netns};
 use crate::throttle::Throttle;
 use crate::{NONSENSE, POD_V4, POD_V6, http};
 use anyhow::{Context, Result, bail, ensure};
-use std::net::SocketAddr;
+use socket2::Socket;
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -94,7 +95,16 @@ impl Builder {
         };
         let application = self.application_argv.as_ref().map(run).transpose()?;
         let sidecar = sidecar_spec.run(&net, &self.sidecar_argv, &log)?;
-        Ok(Pod { sidecar, application, spec: sidecar_spec, net, client, log, gone: Arc::default() })
+        Ok(Pod {
+            sidecar,
+            application,
+            spec: sidecar_spec,
+            net,
+            client,
+            log,
+            gone: Arc::default(),
+            upstreams: Mutex::default(),
+        })
     }
 }
 
@@ -115,6 +125,7 @@ pub struct Pod {
     pub(crate) client: Netns,
     log: Arc<Log>,
     pub(crate) gone: Arc<AtomicBool>,
+    pub(crate) upstreams: Mutex<Vec<TcpListener>>,
 }
 
 impl Pod {
@@ -259,6 +270,9 @@ impl Pod {
 impl Drop for Pod {
     fn drop(&mut self) {
         self.gone.store(true, Ordering::Relaxed);
+        for listener in self.upstreams.get_mut().unwrap().drain(..) {
+            let _ = Socket::from(listener).shutdown(Shutdown::Both);
+        }
         if thread::panicking() {
             // The test harness shows stderr of a failed test only through the print macros.
             eprintln!("--- log of the Pod\n{}---", self.log.text());

@@ -253,7 +253,7 @@ impl Figures {
         format!(
             "faults: {}\nexcuses: {}\nreleases: {}; longest overshoot past a timeout {:.3} s; {} made again\n\
              chaos: {} rollouts of seed {seed}, {jobs} side by side, in {:.0} s: {} failed; \
-             {} requests and calls, {} lost, {} excused by the control in {} rollouts",
+             {} requests and calls, {} lost, {} excused in {} rollouts",
             list(&self.faults),
             list(&self.excuses),
             list(&self.reasons),
