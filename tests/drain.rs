@@ -532,6 +532,6 @@ fn the_hook_of_a_native_sidecar_returns_0_whatever_pilot_agent_says() {
     };
     hook("status 404");
     pod.wall_off(15020, false).unwrap();
-    hook("timeout");
+    hook("no answer within");
     assert_eq!(pod.call(End::Pod, "GET", "127.0.0.1:15021", "/healthz/ready").unwrap_or(503), 503);
 }

@@ -117,8 +117,8 @@ impl View {
 /// The proxy's processes: those with its names, and the wrapped command's own.
 ///
 /// Where the Pod shares one PID namespace, the application may have processes of that name too. They are told apart
-/// by control group, but only where that leaves any: a container that keeps its proxy in a group of its own is odd, a
-/// proxy that is overlooked loses requests.
+/// by control group, but only where that leaves any, the command's own process aside: a container that keeps its proxy
+/// or outlast in a group of its own is odd, a proxy that is overlooked loses requests or holds until the timeout.
 pub fn proxies_among(
     kernel: &mut impl Kernel,
     processes: &[Visible],
@@ -132,11 +132,13 @@ pub fn proxies_among(
     }
     let Some(own) = kernel.control_groups(own_pid()) else { return named };
     let is_ours = |process: &&Visible| {
-        Some(process.pid) == child
-            || kernel.control_groups(process.pid).is_none_or(|other| same_container(&own, &other))
+        kernel.control_groups(process.pid).is_none_or(|other| same_container(&own, &other))
     };
-    let ours: Vec<Visible> = named.iter().filter(is_ours).cloned().collect();
-    if ours.is_empty() { named } else { ours }
+    let ours: Vec<i32> = named.iter().filter(is_ours).map(|process| process.pid).collect();
+    if ours.is_empty() {
+        return named;
+    }
+    named.into_iter().filter(|process| Some(process.pid) == child || ours.contains(&process.pid)).collect()
 }
 
 fn own_pid() -> i32 {
@@ -582,6 +584,7 @@ mod tests {
         /// Rows given out, readings of fd tables.
         rows_read: usize,
         fd_tables_read: usize,
+        groups: HashMap<i32, &'static str>,
     }
 
     #[derive(Clone, Debug, Default)]
@@ -651,8 +654,8 @@ mod tests {
             Ok(self.scene().unreadable_as.unwrap_or(1337))
         }
 
-        fn control_groups(&mut self, _: i32) -> Option<String> {
-            None
+        fn control_groups(&mut self, pid: i32) -> Option<String> {
+            self.groups.get(&pid).map(|group| format!("0::{group}\n"))
         }
     }
 
@@ -877,6 +880,26 @@ mod tests {
         let mut observer = Observer::new(&mut script, rules(), None);
         assert_eq!(observer.look(S).sight(), Sight::Held);
         assert_eq!(observer.look(S * 2).sight(), Sight::Clear);
+    }
+
+    #[test]
+    fn control_groups_tell_proxies_apart_only_where_they_leave_one() {
+        let visible = |pid, name: &str| Visible { pid, parent: 0, name: name.into() };
+        let processes = [visible(2, "pilot-agent"), visible(3, "envoy"), visible(9, "envoy")];
+        let pids = |groups: &[(i32, &'static str)], child| -> Vec<i32> {
+            let mut kernel = &mut Script { groups: groups.iter().copied().collect(), ..Script::default() };
+            let proxies = proxies_among(&mut kernel, &processes, &rules(), child);
+            proxies.iter().map(|proxy| proxy.pid).collect()
+        };
+        let container = [(2, "/a"), (3, "/a"), (9, "/b")];
+        let with_own = |own| [&container[..], &[(own_pid(), own)]].concat();
+        assert_eq!(pids(&with_own("/a"), Some(2)), [2, 3]);
+        assert_eq!(pids(&with_own("/a"), None), [2, 3]);
+        // outlast in a group of its own: not even the child's tells anything.
+        assert_eq!(pids(&with_own("/own"), None), [2, 3, 9]);
+        assert_eq!(pids(&with_own("/own"), Some(2)), [2, 3, 9]);
+        // The child alone in another group is a proxy all the same.
+        assert_eq!(pids(&[(2, "/c"), (3, "/a"), (9, "/b"), (own_pid(), "/a")], Some(2)), [2, 3]);
     }
 
     proptest! {

@@ -1,20 +1,23 @@
 //! Clients in the client's namespace. Each records what it was promised and what it got.
 
 use crate::http;
+use crate::http2;
 use crate::pod::Pod;
 use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, Socket, Type};
-use std::io::{self, BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long a client waits for a connection.
-const CONNECT: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 /// How often a client that waits for bytes looks whether the Pod is gone.
-const LOOK: Duration = Duration::from_secs(1);
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
+/// How many bytes the application sends on a connection that it then half-closes.
+pub const HALF_CLOSING: usize = 4096;
 
 /// One request as its client saw it.
 #[derive(Clone, Debug)]
@@ -35,6 +38,15 @@ pub enum Pace {
     /// So many clients with a kept-alive connection and five requests a second each. They open a new connection when
     /// the answer says `connection: close`.
     KeepAlive(u32),
+    /// So many new requests a second by HTTP/2 without TLS, all on one connection as long as that takes new ones.
+    Http2(u32),
+    /// So many clients of the application's `--tcp` with a connection each, on which five lines a second are echoed.
+    Echo(u32),
+    /// So many new connections a second to `--tcp`, each half-closed by the client before it is answered; the number of
+    /// milliseconds that takes is in the path's `?ms=`.
+    HalfClosed(u32),
+    /// The same, half-closed by the application, while the client still sends for that long.
+    HalfClosing(u32),
 }
 
 /// Clients that make requests until they hear of the Pod's removal.
@@ -123,6 +135,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// One request by HTTP/1.1, on the connection that is kept or on a new one.
     fn one(&self, keep: &mut Option<Connection>) -> io::Result<(usize, bool)> {
         let mut connection = match keep.take() {
             Some(connection) => connection,
@@ -135,30 +148,72 @@ impl Shared {
         Ok((body, close))
     }
 
-    fn open_loop(self: &Arc<Self>, per_second: u32) {
+    /// Each request in a thread of its own.
+    fn open_loop(
+        self: &Arc<Self>,
+        per_second: u32,
+        request: impl Fn(&Self) -> io::Result<(usize, bool)> + Send + Sync + 'static,
+    ) {
+        let request = Arc::new(request);
         let pause = Duration::from_secs(1) / per_second;
         let mut due = Instant::now();
         while self.wait_until(due) {
             due += pause;
-            let (shared, started) = (Arc::clone(self), self.begin());
+            let (shared, request, started) = (Arc::clone(self), Arc::clone(&request), self.begin());
             let thread = thread::Builder::new().stack_size(128 * 1024);
-            let request = move || {
-                let result = shared.one(&mut None);
-                shared.end(started, result);
-            };
-            thread.spawn(request).expect("a thread");
+            thread.spawn(move || shared.end(started, request(&shared))).expect("a thread");
         }
     }
 
-    fn keep_alive(&self) {
-        let mut connection = None;
+    /// Five requests a second, one after the other.
+    fn closed_loop(&self, mut request: impl FnMut() -> io::Result<(usize, bool)>) {
         let mut due = Instant::now();
         while self.wait_until(due) {
             due += Duration::from_millis(200);
             let started = self.begin();
-            let result = self.one(&mut connection);
-            self.end(started, result);
+            self.end(started, request());
         }
+    }
+
+    fn echo(&self, keep: &mut Option<Connection>) -> io::Result<(usize, bool)> {
+        let mut connection = if let Some(connection) = keep.take() {
+            connection
+        } else {
+            let mut new = Connection::open(self.addr, &self.gone)?;
+            new.to.write_all(b"echo\n")?;
+            new
+        };
+        connection.to.write_all(b"again\n")?;
+        let mut line = String::new();
+        connection.from.read_line(&mut line)?;
+        *keep = Some(connection);
+        if line == "again\n" { Ok((line.len(), false)) } else { Err(io::Error::other(format!("{line:?}"))) }
+    }
+
+    /// The milliseconds in the path.
+    fn delay(&self) -> &str {
+        self.path.split_once('=').map_or("0", |(_, ms)| ms)
+    }
+
+    fn half_closed(&self) -> io::Result<(usize, bool)> {
+        let mut connection = Connection::open(self.addr, &self.gone)?;
+        connection.to.write_all(format!("half-closed {}\nall there is\n", self.delay()).as_bytes())?;
+        connection.to.shutdown(Shutdown::Write)?;
+        let mut answer = String::new();
+        connection.from.read_to_string(&mut answer)?;
+        if answer == "13\n" { Ok((answer.len(), true)) } else { Err(io::Error::other(format!("{answer:?}"))) }
+    }
+
+    /// That the last line arrives only the application can know.
+    fn half_closing(&self) -> io::Result<(usize, bool)> {
+        let mut connection = Connection::open(self.addr, &self.gone)?;
+        connection.to.write_all(b"half-closing\n")?;
+        let mut answer = Vec::new();
+        connection.from.read_to_end(&mut answer)?;
+        thread::sleep(Duration::from_millis(self.delay().parse().map_err(io::Error::other)?));
+        connection.to.write_all(b"the last\n")?;
+        let all = answer.len() == HALF_CLOSING;
+        if all { Ok((answer.len(), true)) } else { Err(io::Error::other(format!("{} bytes", answer.len()))) }
     }
 }
 
@@ -175,12 +230,25 @@ impl Pod {
             requests: Mutex::default(),
             changed: Condvar::new(),
         });
-        let clients = if let Pace::KeepAlive(clients) = pace { clients } else { 1 };
+        let clients = if let Pace::KeepAlive(clients) | Pace::Echo(clients) = pace { clients } else { 1 };
         let client = |_| {
             let shared = Arc::clone(&shared);
             self.client_thread(move || match pace {
-                Pace::PerSecond(n) => shared.open_loop(n),
-                Pace::KeepAlive(_) => shared.keep_alive(),
+                Pace::PerSecond(n) => shared.open_loop(n, |shared| shared.one(&mut None)),
+                Pace::HalfClosed(n) => shared.open_loop(n, Shared::half_closed),
+                Pace::HalfClosing(n) => shared.open_loop(n, Shared::half_closing),
+                Pace::Http2(n) => {
+                    let client = http2::Client::new(shared.addr, Arc::clone(&shared.gone));
+                    shared.open_loop(n, move |shared| client.get(&shared.path));
+                }
+                Pace::KeepAlive(_) => {
+                    let mut connection = None;
+                    shared.closed_loop(|| shared.one(&mut connection));
+                }
+                Pace::Echo(_) => {
+                    let mut connection = None;
+                    shared.closed_loop(|| shared.echo(&mut connection));
+                }
             })
         };
         let threads = (0..clients).map(client).collect();
@@ -309,7 +377,7 @@ impl Connection {
         let paced = Paced { inner: self.from, rate, owed: Instant::now(), received };
         let mut paced = BufReader::with_capacity(4096, paced);
         let answer = http::read(&mut paced)?;
-        let _ = self.to.shutdown(std::net::Shutdown::Both);
+        let _ = self.to.shutdown(Shutdown::Both);
         Ok(answer.body.len())
     }
 }

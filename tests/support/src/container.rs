@@ -185,9 +185,13 @@ fn parse_exit(line: &str) -> Option<Exit> {
         ("code", code) => Status::Code(code),
         (_, signal) => Status::Signal(signal),
     };
+    Some(Exit { at: instant(at)?, status })
+}
+
+/// A time of `CLOCK_MONOTONIC`: `Instant` reads the same clock but does not show it.
+pub fn instant(at: Duration) -> Option<Instant> {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).ok()?;
-    // Instant reads the same clock but does not show it.
-    Some(Exit { at: Instant::now().checked_sub(Duration::from(now).saturating_sub(at))?, status })
+    Instant::now().checked_sub(Duration::from(now).saturating_sub(at))
 }
 
 /// The repository.

@@ -9,6 +9,8 @@ use std::net::SocketAddr;
 pub struct Bootstrap {
     /// Inbound ports that go to another address, as a Sidecar's `defaultEndpoint` asks for.
     pub inbound: Vec<(u16, SocketAddr)>,
+    /// Inbound ports whose bytes pass through as they are.
+    pub tcp_ports: Vec<u16>,
     /// An outbound port for which Envoy originates TLS.
     pub tls_port: Option<u16>,
     /// There is no pilot-agent: Envoy itself says on 15021 whether it is ready.
@@ -21,18 +23,7 @@ impl Bootstrap {
     /// Istio's bootstrap and its virtual listeners; JSON is YAML, which `--config-yaml` takes.
     pub fn config(&self) -> Value {
         let mut clusters = vec![
-            // Istio binds to these so that its own rules let the connection pass to the application.
-            cluster(
-                "inbound",
-                json!({
-                    "type": "ORIGINAL_DST",
-                    "lb_policy": "CLUSTER_PROVIDED",
-                    "upstream_bind_config": {
-                        "source_address": { "address": "127.0.0.6", "port_value": 0 },
-                        "extra_source_addresses": [{ "address": { "address": "::6", "port_value": 0 } }],
-                    },
-                }),
-            ),
+            cluster("inbound", as_the_client(passed_on())),
             cluster("outbound", json!({ "type": "ORIGINAL_DST", "lb_policy": "CLUSTER_PROVIDED" })),
             cluster("agent", fixed("agent", "127.0.0.1:15020".parse().unwrap())),
             cluster("admin", fixed("admin", "127.0.0.1:15000".parse().unwrap())),
@@ -47,8 +38,13 @@ impl Bootstrap {
         }
         for (port, endpoint) in &self.inbound {
             let name = format!("inbound-{port}");
-            clusters.push(cluster(&name, fixed(&name, *endpoint)));
+            clusters.push(cluster(&name, as_the_client(fixed(&name, *endpoint))));
             inbound.push(http_chain(&name, &json!({ "destination_port": port }), "/"));
+        }
+        for port in &self.tcp_ports {
+            let name = format!("inbound-tcp-{port}");
+            clusters.push(cluster(&name, passed_on()));
+            inbound.push(tcp_chain(&name, &json!({ "destination_port": port })));
         }
         let mut outbound = vec![tcp_chain("outbound", &json!({}))];
         if let Some(port) = self.tls_port {
@@ -87,6 +83,30 @@ impl Bootstrap {
     }
 }
 
+/// To the address and port that the client asked for.
+fn passed_on() -> Value {
+    json!({
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        // Istio binds to these so that its own rules let the connection pass to the application.
+        "upstream_bind_config": {
+            "source_address": { "address": "127.0.0.6", "port_value": 0 },
+            "extra_source_addresses": [{ "address": { "address": "::6", "port_value": 0 } }],
+        },
+    })
+}
+
+/// With the client's version of HTTP, as Istio asks the application.
+fn as_the_client(mut cluster: Value) -> Value {
+    let versions = json!({ "http_protocol_options": {}, "http2_protocol_options": {} });
+    cluster["typed_extension_protocol_options"] = json!({
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions":
+            { "@type": UPSTREAM_HTTP, "use_downstream_protocol_config": versions },
+    });
+    cluster
+}
+
+const UPSTREAM_HTTP: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 const TLS: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
 const STDOUT: &str = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog";
 const HTTP: &str =

@@ -72,6 +72,12 @@ pub fn respond(to: &mut impl Write, status: &str, body: &[u8]) -> io::Result<()>
     to.write_all(&out)
 }
 
+/// Writes the last response of a connection.
+pub fn respond_last(to: &mut impl Write, body: &[u8]) -> io::Result<()> {
+    let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    to.write_all(&[head.as_bytes(), body].concat())
+}
+
 /// Writes a GET for a kept-alive connection.
 pub fn get(to: &mut impl Write, host: impl Display, path: &str) -> io::Result<()> {
     to.write_all(format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n").as_bytes())

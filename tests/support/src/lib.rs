@@ -26,6 +26,7 @@ mod container;
 pub mod envoy;
 mod group;
 pub mod http;
+pub mod http2;
 mod kubelet;
 mod log;
 mod netns;
@@ -35,8 +36,8 @@ mod space;
 mod throttle;
 mod upstream;
 
-pub use client::{Load, Pace, Request, SlowReader};
-pub use container::{Exit, Process, Status, outlast};
+pub use client::{HALF_CLOSING, Load, Pace, Request, SlowReader};
+pub use container::{Exit, Process, Status, instant, outlast};
 pub use group::Group;
 pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
@@ -51,3 +52,5 @@ pub const POD_V4: &str = "10.9.0.2";
 pub const POD_V6: &str = "fd00:9::2";
 pub const CLIENT_V4: &str = "10.9.0.1";
 pub const CLIENT_V6: &str = "fd00:9::1";
+/// The stand-in for pilot-agent talks nonsense on this port of the loopback, where it was told to.
+pub const NONSENSE: u16 = 15053;

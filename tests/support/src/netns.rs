@@ -143,6 +143,12 @@ pub(crate) fn wall_off(pod: &Netns, port: u16, refuse: bool) -> Result<()> {
     Ok(())
 }
 
+/// Whoever connects to `port` on the loopback reaches `other`.
+pub(crate) fn redirect_port(pod: &Netns, port: u16, other: u16) -> Result<()> {
+    let rule = format!("-I OUTPUT -o lo -p tcp -d 127.0.0.1 --dport {port} -j REDIRECT --to-ports {other}");
+    pod.command("iptables-restore", &["--wait", "--noflush"], &format!("*nat\n{rule}\nCOMMIT\n"))
+}
+
 /// The first `count` SYNs to `port` are lost. The bucket of the match holds as many and is not filled again in time.
 pub(crate) fn drop_syns(client: &Netns, port: u16, count: u32) -> Result<()> {
     let rule =
@@ -155,5 +161,8 @@ pub(crate) fn silence(client: &Netns, port: u16) -> Result<()> {
     let rules = format!(
         "*filter\n-A INPUT -p tcp --dport {port} -j DROP\n-A OUTPUT -p tcp --sport {port} -j DROP\nCOMMIT\n"
     );
-    client.command("iptables-restore", &["--wait", "--noflush"], &rules)
+    for program in ["iptables-restore", "ip6tables-restore"] {
+        client.command(program, &["--wait", "--noflush"], &rules)?;
+    }
+    Ok(())
 }

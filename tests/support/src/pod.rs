@@ -4,11 +4,16 @@ use crate::container::{Process, Spec, programs, repository};
 use crate::log::{Line, Log};
 use crate::netns::{self, Netns};
 use crate::throttle::Throttle;
-use crate::{POD_V4, http};
+use crate::{NONSENSE, POD_V4, POD_V6, http};
 use anyhow::{Context, Result, bail, ensure};
+use socket2::Socket;
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,7 +95,16 @@ impl Builder {
         };
         let application = self.application_argv.as_ref().map(run).transpose()?;
         let sidecar = sidecar_spec.run(&net, &self.sidecar_argv, &log)?;
-        Ok(Pod { sidecar, application, spec: sidecar_spec, net, client, log, gone: Arc::default() })
+        Ok(Pod {
+            sidecar,
+            application,
+            spec: sidecar_spec,
+            net,
+            client,
+            log,
+            gone: Arc::default(),
+            upstreams: Mutex::default(),
+        })
     }
 }
 
@@ -111,6 +125,7 @@ pub struct Pod {
     pub(crate) client: Netns,
     log: Arc<Log>,
     pub(crate) gone: Arc<AtomicBool>,
+    pub(crate) upstreams: Mutex<Vec<TcpListener>>,
 }
 
 impl Pod {
@@ -151,18 +166,20 @@ impl Pod {
         self.spec.exec(&self.sidecar, &argv, &self.log, source)
     }
 
-    pub(crate) fn start_hook(&self, argv: &[String]) -> Result<Process> {
-        let hook = self.spec.exec(&self.sidecar, argv, &self.log, "hook");
+    pub(crate) fn start_hook(&self, argv: &[String], source: &str) -> Result<Process> {
+        let hook = self.spec.exec(&self.sidecar, argv, &self.log, source);
         hook.inspect_err(|error| self.log.push("kubelet", format!("hook: {error:#}")))
     }
 
     /// Waits until Envoy answers as ready and the application says that it listens or works.
     pub fn await_ready(&self) -> Result<()> {
         let deadline = Instant::now() + READY;
-        let health = format!("{POD_V4}:15021").parse()?;
-        let ready =
-            || http::call("GET", health, "/healthz/ready", Duration::from_secs(1)).is_ok_and(|s| s == 200);
-        while !self.client.run(ready) {
+        // By both families: a new IPv6 address answers later, on a busy machine by seconds.
+        let addresses = [format!("{POD_V4}:15021").parse()?, format!("[{POD_V6}]:15021").parse()?];
+        let health = |address: &SocketAddr| {
+            http::call("GET", *address, "/healthz/ready", Duration::from_secs(1)).is_ok_and(|s| s == 200)
+        };
+        while !self.client.run(|| addresses.iter().all(health)) {
             if let Some(exit) = self.sidecar.exit() {
                 bail!("the sidecar has ended with {:?}:\n{}", exit.status, self.log.text());
             }
@@ -199,6 +216,11 @@ impl Pod {
         netns::wall_off(&self.net, port, refuse)
     }
 
+    /// From now on who asks `port` on the Pod's loopback is answered with nonsense, by a sidecar with `POD_NONSENSE=true`.
+    pub fn confuse(&self, port: u16) -> Result<()> {
+        netns::redirect_port(&self.net, port, NONSENSE)
+    }
+
     /// Drops the first `count` connection attempts to an upstream's `port`: its SYN-ACK comes with the kernel's next
     /// try, 1 s after the one before on Linux 6.5 and later, 1 s and 2 s before that.
     pub fn drop_syns(&self, port: u16, count: u32) -> Result<()> {
@@ -207,7 +229,33 @@ impl Pod {
 
     /// The sidecar's Envoys get `percent` of a CPU, together, until the value is dropped.
     pub fn throttle_envoy(&self, percent: u32) -> Result<Throttle> {
-        Throttle::start(&self.sidecar.others("envoy"), percent)
+        self.throttle("envoy", percent)
+    }
+
+    /// The same for all of the Pod's processes of this name.
+    pub fn throttle(&self, comm: &str, percent: u32) -> Result<Throttle> {
+        Throttle::start(&self.called(comm), percent)
+    }
+
+    /// The host's process ids of those in the Pod's containers that are called `comm`.
+    pub fn called(&self, comm: &str) -> Vec<i32> {
+        let containers = std::iter::once(&self.sidecar).chain(&self.application);
+        containers.flat_map(|container| container.others(comm)).collect()
+    }
+
+    /// The Pod's processes of this name can open only `more` files than they have open now.
+    pub fn limit_files(&self, comm: &str, more: u64) -> Result<()> {
+        for pid in self.called(comm) {
+            let process = format!("/proc/{pid}");
+            let open = std::fs::read_dir(format!("{process}/fd"))?.count() as u64;
+            let (uid, gid) = (std::fs::metadata(&process)?.uid(), std::fs::metadata(&process)?.gid());
+            // As the process's own user: another's takes CAP_SYS_RESOURCE, which root may lack.
+            let mut prlimit = Command::new("prlimit");
+            prlimit.arg(format!("--pid={pid}")).arg(format!("--nofile={}:", open + more)).uid(uid).gid(gid);
+            let status = prlimit.status().context("prlimit, of util-linux")?;
+            ensure!(status.success(), "prlimit for {comm}: {status}");
+        }
+        Ok(())
     }
 
     pub(crate) fn part(&self) {
@@ -222,6 +270,9 @@ impl Pod {
 impl Drop for Pod {
     fn drop(&mut self) {
         self.gone.store(true, Ordering::Relaxed);
+        for listener in self.upstreams.get_mut().unwrap().drain(..) {
+            let _ = Socket::from(listener).shutdown(Shutdown::Both);
+        }
         if thread::panicking() {
             // The test harness shows stderr of a failed test only through the print macros.
             eprintln!("--- log of the Pod\n{}---", self.log.text());

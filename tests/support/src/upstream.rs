@@ -11,6 +11,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Longer than any client is silent.
+const SILENCE: Duration = Duration::from_secs(120);
+
 /// An HTTP server that remembers its calls.
 #[derive(Debug)]
 pub struct Upstream(Arc<Mutex<Vec<(Instant, String)>>>);
@@ -38,7 +41,8 @@ impl Sink {
 }
 
 impl Pod {
-    /// Serves HTTP on `port` of the client's addresses, as long as the process lives.
+    /// Serves HTTP on `port` of the client's addresses, as long as the Pod lives. `?ms=N` in a path is how long the
+    /// answer takes.
     pub fn upstream(&self, port: u16) -> Result<Upstream> {
         let calls = Arc::<Mutex<Vec<_>>>::default();
         let upstream = Upstream(Arc::clone(&calls));
@@ -77,9 +81,13 @@ impl Pod {
         each: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + 'static,
     ) -> Result<()> {
         let listener = self.client.run(|| TcpListener::bind(("::", port)))?;
+        self.upstreams.lock().unwrap().push(listener.try_clone()?);
         let (each, log) = (Arc::new(each), self.log_handle());
         thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            // Ends with the Pod, which shuts it down.
+            while let Ok((stream, _)) = listener.accept() {
+                // Nothing tells that the Pod's network is gone.
+                let _ = stream.set_read_timeout(Some(SILENCE));
                 let each = Arc::clone(&each);
                 let log = Arc::clone(&log);
                 thread::spawn(move || match each(stream) {
@@ -112,7 +120,10 @@ fn answer(stream: TcpStream, calls: &Mutex<Vec<(Instant, String)>>) -> io::Resul
     let mut from = BufReader::new(stream);
     loop {
         let request = http::read(&mut from)?;
-        calls.lock().unwrap().push((Instant::now(), request.request().1.to_owned()));
+        let path = request.request().1.to_owned();
+        let delay = path.split_once("?ms=").and_then(|(_, ms)| ms.parse().ok()).unwrap_or(0);
+        calls.lock().unwrap().push((Instant::now(), path));
+        thread::sleep(Duration::from_millis(delay));
         http::respond(&mut to, "200 OK", b"")?;
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! `TERMINATION_DRAIN_DURATION_SECONDS`, `EXIT_ON_ZERO_ACTIVE_CONNECTIONS` and `MINIMUM_DRAIN_DURATION` as Istio has
 //! them. `POD_WITHOUT_DRAIN=true` makes it one from before Istio 1.21, `POD_DRAIN_STRATEGY=gradual` gives Envoy its own
-//! default. `POD_INBOUND=8080=127.0.0.1:8080,…` and `POD_TLS_PORT=9443`
-//! stand for what the control plane would say.
+//! default. `POD_INBOUND=8080=127.0.0.1:8080,…`, `POD_TCP_PORT=8090` and `POD_TLS_PORT=9443` stand for what the control
+//! plane would say. With `POD_NONSENSE=true` whoever connects to 15053 is told nonsense: the fixture redirects other
+//! ports there.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, pthread_sigmask};
 use nix::unistd::Pid;
 use pod::envoy::Bootstrap;
-use pod::http;
-use std::io::BufReader;
+use pod::{NONSENSE, http};
+use std::io::{self, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode};
@@ -66,6 +67,9 @@ fn agent() -> Result<()> {
     });
     serve(TcpListener::bind("[::]:15020").context("15020")?, events.clone());
     serve(TcpListener::bind("127.0.0.1:15004").context("15004")?, events.clone());
+    if is_set("POD_NONSENSE") {
+        talk_nonsense(TcpListener::bind(("127.0.0.1", NONSENSE)).context("15053")?);
+    }
     let envoy = start_envoy(before)?;
     let pid = Pid::from_raw(envoy.id().cast_signed());
     watch(envoy, events);
@@ -151,6 +155,9 @@ fn start_envoy(mask: SigSet) -> Result<Child> {
             bootstrap.inbound.push((port.parse()?, endpoint.parse()?));
         }
     }
+    if let Ok(port) = std::env::var("POD_TCP_PORT") {
+        bootstrap.tcp_ports.push(port.parse()?);
+    }
     if let Ok(port) = std::env::var("POD_TLS_PORT") {
         bootstrap.tls_port = Some(port.parse()?);
     }
@@ -181,6 +188,20 @@ fn serve(listener: TcpListener, events: Sender<Event>) {
         for stream in listener.incoming().flatten() {
             let events = events.clone();
             thread::spawn(move || answer(stream, &events));
+        }
+    });
+}
+
+/// Neither HTTP nor an end of it.
+fn talk_nonsense(listener: TcpListener) {
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                stream.write_all(b"HTTP/1.1 ")?;
+                stream.write_all(&[0xff; 4096])?;
+                // Until the other end has enough of it.
+                io::copy(&mut stream, &mut io::sink())
+            });
         }
     });
 }
