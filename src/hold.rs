@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use nix::libc::{SIGINT, SIGQUIT, SIGTERM};
 
-/// What a look costs decides how soon the next one comes: this many times the cost of all since the look before, which is
-/// about 100 times that of the look alone, so that a hold stays below 1 % of a core, its dear start included.
-const COST_FACTOR: u32 = 150;
+/// What a look costs, with all since the one before, decides how soon the next one comes: this many times the cost. Half
+/// of 1 % of a core, so that a hold stays below 1 % with its dear start.
+const COST_FACTOR: u32 = 200;
 /// Bounds of the time between looks with `--poll=auto`. Where the upper one counts, looks are so dear that the one which
 /// notices the end and the one which confirms it take some 10 ms each: all together stays within 250 ms.
 const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(220));
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn clear_after_the_settle_time_and_not_before() {
         let mut hold = Hold::new(TERMS, Keeper::Run);
-        assert_eq!(hold.observe(look(0, Sight::Held)), Next::LookAt(ms(151)));
+        assert_eq!(hold.observe(look(0, Sight::Held)), Next::LookAt(ms(201)));
         assert_eq!(hold.observe(look(100, Sight::Clear)), Next::LookAt(ms(126)), "eight looks, though dear");
         assert_eq!(hold.observe(look(290, Sight::Clear)), Next::LookAt(ms(301)));
         assert_eq!(hold.observe(look(300, Sight::Clear)), Next::LookAt(ms(301)));
@@ -269,7 +269,7 @@ mod tests {
     fn the_poll_follows_the_cost_within_its_bounds() {
         let hold = Hold::new(TERMS, Keeper::Run);
         assert_eq!(hold.poll(Duration::from_micros(11)), ms(10));
-        assert_eq!(hold.poll(Duration::from_micros(800)), ms(120));
+        assert_eq!(hold.poll(Duration::from_micros(800)), ms(160));
         assert_eq!(hold.poll(ms(8)), ms(220));
         assert_eq!(Hold::new(Terms { poll: Some(ms(1_000)), ..TERMS }, Keeper::Run).poll(ms(8)), ms(1_000));
     }

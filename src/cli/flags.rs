@@ -92,8 +92,8 @@ pub const FLAGS: &[Flag] = &[
         default: "auto",
         commands: &[Run, Prestop],
         short: "The time between looks.",
-        long: "auto is about 100 times what a look costs, within 10ms and 250ms, so that a hold stays near 1 % of a \
-               core. The look that ends the settle time is made exactly then.",
+        long: "auto follows what a look costs, within 10ms and 250ms, so that a hold stays below 1 % of a core. The \
+               look that ends the settle time is made exactly then.",
         set: |settings, text| store(&mut settings.poll, poll(text)),
     },
     Flag {
