@@ -12,7 +12,7 @@ use nix::libc::{SIGINT, SIGQUIT, SIGTERM};
 const COST_FACTOR: u32 = 200;
 /// Bounds of the time between looks with `--poll=auto`. Where the upper one counts, looks are so dear that the one which
 /// notices the end and the one which confirms it take some 10 ms each: all together stays within 250 ms.
-const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(220));
+const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// While it is clear, there are at least this many looks in the settle time, whatever they cost: no look is of one instant,
 /// and one alone can miss connections that end within it.
@@ -270,7 +270,7 @@ mod tests {
         let hold = Hold::new(TERMS, Keeper::Run);
         assert_eq!(hold.poll(Duration::from_micros(11)), ms(10));
         assert_eq!(hold.poll(Duration::from_micros(800)), ms(160));
-        assert_eq!(hold.poll(ms(8)), ms(220));
+        assert_eq!(hold.poll(ms(8)), ms(200));
         assert_eq!(Hold::new(Terms { poll: Some(ms(1_000)), ..TERMS }, Keeper::Run).poll(ms(8)), ms(1_000));
     }
 
