@@ -8,6 +8,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::sys::stat::fstat;
+
 use crate::init::write::write_now;
 
 /// A line has at most this many bytes, `PIPE_BUF`: a pipe takes it whole or not at all.
@@ -84,7 +86,7 @@ impl Log {
         Log { level, format, second: RefCell::new(None), dropped: Cell::new(0) }
     }
 
-    /// Writes every further line to the stderr of process `pid` as well.
+    /// Writes every further line to the stderr of process `pid` as well, unless that is this one's own.
     ///
     /// # Errors
     /// Where that may not be opened: it belongs to another user, is a socket, or has no reader.
@@ -95,6 +97,10 @@ impl Log {
             .append(true)
             .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
             .open(path)?;
+        let of = |file: &dyn AsFd| fstat(file.as_fd()).map(|stat| (stat.st_dev, stat.st_ino));
+        if of(&file).is_ok_and(|there| Ok(there) == of(&io::stderr())) {
+            return Ok(());
+        }
         *self.second.borrow_mut() = Some(file);
         Ok(())
     }

@@ -49,7 +49,7 @@ fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
         return step_back(parsed, terms, &run, log, &mut wait);
     }
     if terms.timeout.is_zero() {
-        log.info("hold released", &[("reason", &Reason::Off)]);
+        log.info("hold released", &[("reason", &Reason::Off), ("timeout", &Seconds(terms.timeout))]);
         return Exit::Success;
     }
     let mut watch = Watch::start(log, &parsed.settings, terms, None);

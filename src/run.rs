@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::hold::{Reason, Terms};
 use crate::init::child::Child;
 use crate::init::signals::{Arrived, Name, Signals};
-use crate::log::Log;
+use crate::log::{Field, Log, Seconds};
 use crate::proxy_api::{ProxyApi, Url};
 use crate::watch::Watch;
 
@@ -92,7 +92,11 @@ fn on_signal<'a>(
         (Phase::Before, libc::SIGTERM | libc::SIGINT) => {
             let name = Name(number);
             if settings.native_sidecar || terms.timeout == Duration::ZERO {
-                log.info("hold released", &[("reason", &Reason::Off), ("signal", &name)]);
+                let timeout = Seconds(terms.timeout);
+                let native: Field = ("native_sidecar", &settings.native_sidecar);
+                let fields: [Field; 4] =
+                    [("reason", &Reason::Off), ("signal", &name), native, ("timeout", &timeout)];
+                log.info("hold released", &fields);
                 child.stop(number);
                 return Phase::After;
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::replace;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
@@ -104,8 +105,7 @@ impl<'a> Watch<'a> {
         let names = rules.proxy.join(",");
         let poll = terms.poll.map_or("auto".into(), |poll| format!("{poll:?}"));
         let [timeout, min_wait, settle] = [terms.timeout, terms.min_wait, terms.settle].map(Seconds);
-        let ports = format!("{:?}", rules.ignore_ports);
-        let uids = format!("{:?}", rules.ignore_uids);
+        let (ports, uids) = (ranges(&rules.ignore_ports), ranges(&rules.ignore_uids));
         let hold = Held(rules.hold);
         let kernel = System::open(settings.source);
         let source = kernel.source().to_string();
@@ -253,7 +253,12 @@ impl<'a> Watch<'a> {
         let after = Seconds(self.start.elapsed());
         let view = self.observer.view();
         let holders = view.holders().count();
-        let mut fields: Vec<Field> = vec![("reason", &reason), ("after", &after), ("holders", &holders)];
+        let mut fields: Vec<Field> = vec![("reason", &reason), ("after", &after)];
+        match &view.trouble {
+            // What is not known is not nothing.
+            Some(trouble) => fields.push(("error", trouble)),
+            None => fields.push(("holders", &holders)),
+        }
         let last = self.last.map(|(row, seen)| (row, Seconds(seen)));
         if let (0, Some((row, seen))) = (holders, &last) {
             fields.extend([("last_holder", row as _), ("last_seen", seen as _)]);
@@ -432,6 +437,15 @@ fn difference(one: &[Listener], other: &[Listener]) -> String {
         names.push(format!("{} more", more.len().saturating_sub(names.len())));
     }
     names.join(",")
+}
+
+/// Ranges as they are given: `8080,9000-9099`.
+fn ranges<T: fmt::Display + PartialEq>(ranges: &[RangeInclusive<T>]) -> String {
+    let one = |range: &RangeInclusive<T>| match (range.start(), range.end()) {
+        (start, end) if start == end => start.to_string(),
+        (start, end) => format!("{start}-{end}"),
+    };
+    ranges.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
 struct Held(Kinds);

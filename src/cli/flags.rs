@@ -240,7 +240,8 @@ pub const FLAGS: &[Flag] = &[
         default: "http://127.0.0.1:15020/quitquitquit",
         commands: &[App],
         short: "Where the proxy is asked to quit, by POST.",
-        long: "On this host only, without TLS. Each is tried for 5 s while it refuses or answers 5xx.",
+        long: "On this host only, without TLS. Each is tried for 5 s while it refuses or answers 5xx; the end of the \
+               proxy is then waited for, for 10 s at most.",
         set: |settings, text| {
             store(&mut settings.quit_url, text.split(',').map(|url| Url::parse(url.trim())).collect())
         },
@@ -278,7 +279,7 @@ pub const FLAGS: &[Flag] = &[
         default: "false",
         commands: &[Status],
         short: "Say by the exit status whether anything holds.",
-        long: "0: nothing holds. 3: something does. 4: not everything could be read.",
+        long: "0: nothing holds, or no proxy is there to hold for. 3: something does. 4: not everything could be read.",
         set: |settings, text| store(&mut settings.check, boolean(text)),
     },
     Flag {

@@ -250,7 +250,7 @@ impl Kernel for System {
         // An empty directory, or the /proc of another PID namespace, says nothing of who is there.
         if visible.iter().all(|process| i64::from(process.pid) != i64::from(std::process::id())) {
             return Err(io::Error::other(
-                "/proc does not show this process: is it mounted, and for this container?",
+                "/proc does not show this process: it is not mounted, or not for this container",
             ));
         }
         Ok(visible)
