@@ -266,9 +266,11 @@ fn had_a_holder(draw: &Draw, seen: &Seen, release: &Release) -> bool {
     // The settle time, a look, and what a busy machine adds.
     let lately = ms(draw.settings.settle) + ms(draw.settings.poll.unwrap_or(250)) + SLACK;
     let held = |until: Instant| until + lately > release.arrived;
-    let application = seen.application().is_ok_and(|application| held(application.exit.at));
+    // While a listener holds nobody looks at bytes: their time begins when the application has ended.
     let stalls = draw.clients.contains(&Client::Vanishes);
-    let clients = held(seen.clients_done + if stalls { STALLED } else { Duration::ZERO });
+    let stalled = if stalls { STALLED } else { Duration::ZERO };
+    let application = seen.application().is_ok_and(|application| held(application.exit.at + stalled));
+    let clients = held(seen.clients_done + stalled);
     blind || application || clients
 }
 
