@@ -1,8 +1,7 @@
 //! `outlast install PATH`: copies the program onto a volume that other containers share.
 
 use std::ffi::OsStr;
-use std::fs::TryLockError;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};

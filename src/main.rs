@@ -55,9 +55,11 @@ fn main() -> ExitCode {
 
 fn dispatch(parsed: Parsed) -> Exit {
     let log = Log::new(parsed.settings.log_format, parsed.settings.log_level);
-    if matches!(parsed.command, Command::Prestop | Command::Poststart) {
+    let is_hook = matches!(parsed.command, Command::Prestop | Command::Poststart);
+    let pod = is_hook.then(|| Pod::see(&parsed.settings.rules));
+    if let Some(pod) = &pod {
         // A hook's own stderr is in no log. Where the container's may not be opened, it is all there is.
-        let _ = log.also_to(Pod::see(&parsed.settings.rules).main);
+        let _ = log.also_to(pod.main);
     }
     for problem in &parsed.problems {
         log.plain(problem);
@@ -74,7 +76,7 @@ fn dispatch(parsed: Parsed) -> Exit {
     }
     match parsed.command {
         Command::Run => run(&parsed.settings, terms, parsed.command_line, &log),
-        Command::Prestop => prestop(&parsed, terms, &log),
+        Command::Prestop => prestop(&parsed, terms, pod.and_then(|pod| pod.run), &log),
         Command::App => app(&parsed.settings, parsed.command_line, &log),
         Command::Install => install(parsed.command_line.first().map_or("".as_ref(), |path| path), &log),
         Command::Status => status(&parsed.settings, &log),

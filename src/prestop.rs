@@ -14,13 +14,13 @@ use crate::proxy_api::{ProxyApi, Url};
 use crate::stop::Stop;
 use crate::watch::Watch;
 
-/// Holds, then says how it went.
-pub fn prestop(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
-    let exit = hold(parsed, terms, log);
+/// Holds, then says how it went. `run` is the `outlast run` above the proxy.
+pub fn prestop(parsed: &Parsed, terms: Terms, run: Option<Visible>, log: &Log) -> Exit {
+    let exit = hold(parsed, terms, run, log);
     if parsed.problems.is_empty() { exit } else { Exit::Usage }
 }
 
-fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
+fn hold(parsed: &Parsed, terms: Terms, run: Option<Visible>, log: &Log) -> Exit {
     let mut stop = match Stop::catch() {
         Ok(stop) => Some(stop),
         Err(error) => {
@@ -45,7 +45,7 @@ fn hold(parsed: &Parsed, terms: Terms, log: &Log) -> Exit {
         }
         return Exit::Success;
     }
-    if let Some(run) = Pod::see(&parsed.settings.rules).run {
+    if let Some(run) = run {
         return step_back(parsed, terms, &run, log, &mut wait);
     }
     if terms.timeout.is_zero() {
@@ -99,7 +99,8 @@ impl Pod {
     }
 }
 
-/// Whether it is an `outlast run`: by the kernel's name of the process, for its file may not be readable, and the word that chose the command.
+/// Whether it is an `outlast run`: by the kernel's name of the process, for its file may not be readable, and the word
+/// that chose the command.
 #[must_use]
 pub fn is_outlast_run(process: &Visible) -> bool {
     process.name == "outlast"

@@ -16,15 +16,18 @@ use crate::prestop::is_outlast_run;
 
 /// Prints what a look sees.
 pub fn status(settings: &Settings, log: &Log) -> Exit {
-    let kernel = System::open(settings.source);
+    let mut kernel = System::open(settings.source);
     if settings.source == Source::Diag && kernel.source() != "diag" {
         log.warn("the source that was asked for cannot be had", &[("source", &kernel.source())]);
     }
-    let mut observer = Observer::new(kernel, settings.rules.clone(), wrapped_command()).with_everything();
+    // What goes wrong here is for the look to find.
+    let processes = kernel.processes().unwrap_or_default();
+    let child = wrapped_command(&processes);
+    let mut observer = Observer::new(kernel, settings.rules.clone(), child).with_everything();
     let view = observer.look(Duration::ZERO);
     let report = Report {
         view,
-        holders: holders_of_inodes(),
+        holders: holders_of_inodes(processes),
         verdict: Verdict::of(view),
         proxy: &settings.rules.proxy,
     };
@@ -72,17 +75,16 @@ impl Verdict {
 
 /// COMMAND of the `outlast run` in this container, which is the proxy whatever its name. Orphans are children of run as
 /// well; COMMAND was its first.
-fn wrapped_command() -> Option<i32> {
-    let processes = System::open(Source::Proc).processes().ok()?;
+fn wrapped_command(processes: &[Visible]) -> Option<i32> {
     let run = processes.iter().find(|process| is_outlast_run(process))?;
     processes.iter().filter(|process| process.parent == run.pid).map(|process| process.pid).min()
 }
 
 /// Which visible process has which socket. One that may not be read shows none.
-fn holders_of_inodes() -> HashMap<u64, Visible> {
+fn holders_of_inodes(processes: Vec<Visible>) -> HashMap<u64, Visible> {
     let mut holders = HashMap::new();
     let mut kernel = System::open(Source::Proc);
-    for process in kernel.processes().unwrap_or_default() {
+    for process in processes {
         let _ = kernel.sockets_of(process.pid, &mut |inode| {
             holders.entry(inode).or_insert_with(|| process.clone());
             ControlFlow::Continue(())

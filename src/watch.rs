@@ -70,8 +70,7 @@ pub struct Watch<'a> {
     /// The application's as the hold began; empty once one of them has closed: it is stopping.
     unmoved: Vec<Listener>,
     change_said: Duration,
-    change_pace: Duration,
-    changes: u32,
+    changes_said: u32,
     beat: Duration,
     /// One of the last holders seen, and when.
     last: Option<(Row, Duration)>,
@@ -140,8 +139,7 @@ impl<'a> Watch<'a> {
             listeners: Vec::new(),
             unmoved: Vec::new(),
             change_said: Duration::ZERO,
-            change_pace: CHANGE_PACE,
-            changes: 0,
+            changes_said: 0,
             beat: Duration::ZERO,
             last: None,
             application_seen: false,
@@ -333,12 +331,11 @@ impl<'a> Watch<'a> {
         if self.unmoved.iter().any(|listener| listeners.binary_search(listener).is_err()) {
             self.unmoved.clear();
         }
-        if listeners != self.listeners && now.saturating_sub(self.change_said) >= self.change_pace {
+        let doublings = self.changes_said.checked_div(CHANGES_AT_PACE).unwrap_or_default();
+        let pace = CHANGE_PACE.saturating_mul(2_u32.saturating_pow(doublings));
+        if listeners != self.listeners && now.saturating_sub(self.change_said) >= pace {
             self.change_said = now;
-            self.changes = self.changes.wrapping_add(1);
-            if self.changes.is_multiple_of(CHANGES_AT_PACE) {
-                self.change_pace = self.change_pace.saturating_mul(2);
-            }
+            self.changes_said = self.changes_said.saturating_add(1);
             let added = difference(&listeners, &self.listeners);
             let removed = difference(&self.listeners, &listeners);
             let after = Seconds(now);

@@ -22,11 +22,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, sendto, socket,
 };
 use pod::sockets::{connections, listen_reuseport};
-use pod::{Group, Programs, Space, await_that, outlast, program};
-
-/// As Istio's proxy: uid 1337, no capability.
-const AS_PROXY: &[&str] =
-    &["setpriv", "--reuid=1337", "--regid=1337", "--clear-groups", "--inh-caps=-all", "env"];
+use pod::{AS_PROXY, Group, Programs, Space, await_that, outlast, program};
 
 /// Beside 100,000 sockets: MB of memory.
 const MOST_BESIDE_SOCKETS: u64 = 64;

@@ -3,7 +3,7 @@
 //!
 //! Needs root, util-linux, iproute2 and strace: `scripts/test` has them.
 
-use pod::outlast;
+use pod::{await_that, outlast};
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -16,17 +16,6 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-/// Only a failure takes so long.
-const LONG: Duration = Duration::from_secs(60);
-
-fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !condition() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// A PID 1 with a network of its own. Dropping it ends it.
 struct Container {

@@ -2,7 +2,6 @@
 //!
 //! Needs root, util-linux, iproute2 and libcap: `scripts/test` has them.
 
-use pod::outlast;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -15,13 +14,9 @@ use std::thread::{self, JoinHandle};
 
 use nix::sys::signal::Signal;
 use pod::sockets::{Family, Made, Shape, Spec, listen, listen_mptcp, listen_reuseport, make};
-use pod::{Group, Programs, Space, await_that, program};
+use pod::{AS_PROXY, Group, Programs, Space, await_that, outlast, program};
 use serde_json::Value;
 
-/// As Istio's proxy: uid 1337, no capability. setpriv keeps some until its exec, and could read what is not readable:
-/// hence the second one, of env.
-const AS_PROXY: &[&str] =
-    &["setpriv", "--reuid=1337", "--regid=1337", "--clear-groups", "--inh-caps=-all", "env"];
 const AS_APPLICATION: &[&str] =
     &["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--inh-caps=-all", "env"];
 /// Root in a container, where capabilities are few.

@@ -3,7 +3,7 @@
 //!
 //! Needs root, util-linux and iproute2: `scripts/test` has them.
 
-use pod::{Space, outlast};
+use pod::{Space, await_that, outlast};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -22,14 +22,6 @@ use nix::unistd::Pid;
 const LONG: Duration = Duration::from_secs(60);
 /// A command whose own bound is seconds, on a machine that is busy with other things.
 const BOUNDED: Duration = Duration::from_secs(25);
-
-fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !condition() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// One request that a server got.
 struct Call {

@@ -305,19 +305,22 @@ pub fn parse(
         return Ok(Invocation::Print(print));
     }
     for flag in FLAGS {
-        let (variable, argument) = (variables.get(flag.name), values.get(flag.name));
-        let overridden = variable.filter(|_| argument.is_some());
-        let mut unused = Settings::default();
-        let used = &mut parsed.settings;
-        for (into, given) in [(&mut unused, overridden), (used, argument.or(variable))] {
-            let Some((source, value)) = given else { continue };
+        let mut set = |settings: &mut Settings, (source, value): &(String, OsString)| {
             let set = match value.to_str() {
-                Some(text) => (flag.set)(into, text),
+                Some(text) => (flag.set)(settings, text),
                 None => Err("UTF-8".into()),
             };
             if let Err(expected) = set {
                 parsed.problems.push(format!("{source}: {}: expected {expected}", quoted(value)));
             }
+        };
+        match (variables.get(flag.name), values.get(flag.name)) {
+            (Some(variable), Some(argument)) => {
+                set(&mut Settings::default(), variable);
+                set(&mut parsed.settings, argument);
+            }
+            (Some(given), None) | (None, Some(given)) => set(&mut parsed.settings, given),
+            (None, None) => {}
         }
     }
     if command.takes_command() && parsed.command_line.is_empty() {

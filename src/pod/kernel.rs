@@ -248,7 +248,7 @@ impl Kernel for System {
             }
         }
         // An empty directory, or the /proc of another PID namespace, says nothing of who is there.
-        if visible.iter().all(|process| i64::from(process.pid) != i64::from(std::process::id())) {
+        if visible.iter().all(|process| process.pid != own_pid()) {
             return Err(io::Error::other(
                 "/proc does not show this process: it is not mounted, or not for this container",
             ));
@@ -299,6 +299,12 @@ impl Kernel for System {
     fn control_groups(&mut self, pid: i32) -> Option<String> {
         fs::read_to_string(self.path_of(pid, "cgroup")).ok()
     }
+}
+
+/// This process's id, as the process list has it.
+#[must_use]
+pub fn own_pid() -> i32 {
+    std::process::id().cast_signed()
 }
 
 /// What /proc/PID/stat begins with.

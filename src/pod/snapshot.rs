@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use super::kernel::{Kernel, Scope, Visible};
+use super::kernel::{Kernel, Scope, Visible, own_pid};
 use super::owners::{Evidence, Owner, Rule, Rules, decide, orphan_owes, proxy_owes, same_container};
 use super::{Row, State};
 use crate::hold::{Proxy, Sight};
@@ -139,10 +139,6 @@ pub fn proxies_among(
         return named;
     }
     named.into_iter().filter(|process| Some(process.pid) == child || ours.contains(&process.pid)).collect()
-}
-
-fn own_pid() -> i32 {
-    std::process::id().cast_signed()
 }
 
 /// What is known of an inode. Its addresses tell a reused number from the old one.

@@ -43,7 +43,7 @@ pub use kubelet::{ContainerReport, StopPlan, StopReport};
 pub use log::{Line, Log};
 pub use netns::istio_iptables;
 pub use pod::{Builder, End, Pod};
-pub use space::{Programs, Space, await_that, program};
+pub use space::{AS_PROXY, Programs, Space, await_that, program};
 pub use throttle::Throttle;
 pub use upstream::{Sink, Upstream};
 

@@ -26,6 +26,11 @@ pub fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// What runs a program as Istio's proxy: uid 1337, no capability. setpriv keeps some until its exec, and could read what
+/// is not readable: hence the second one, of env.
+pub const AS_PROXY: &[&str] =
+    &["setpriv", "--reuid=1337", "--regid=1337", "--clear-groups", "--inh-caps=-all", "env"];
+
 /// One of the fixture's own programs: `application`, `pilot-agent`, `sockets`.
 pub fn program(name: &str) -> PathBuf {
     programs().join(name)
